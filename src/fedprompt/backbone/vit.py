@@ -1,0 +1,197 @@
+"""A plain pre-norm Vision Transformer, frozen, and the one prompted forward that serves every method.
+
+Parameter names are timm's, so its published weights load as they are.
+
+A prompt is extra tokens that a layer may attend to. All known ways to insert them are one rule: at layer ``start + i``
+the tokens ``prompt.tokens[i]`` join the sequence; what comes out at their places is thrown away, except after the last
+of these layers, where it stays if ``prompt.flows``. So
+
+=================  ==============================================================================
+VPT-Shallow        one layer of tokens that flows on
+VPT-Deep           tokens for every layer, each replacing the one before
+partial depth      tokens for the first D layers, then flowing on ("expand") or dropped
+accumulating       several prompts of one layer each, all flowing on (SGPT), see :func:`accumulating`
+=================  ==============================================================================
+
+Tokens whose output is thrown away are, exactly, extra keys and values: they need no query, no projection and no MLP;
+and when the batch shares them, their keys and values are computed once. ``tests/reference`` holds the textbook forward
+(concatenate, run, cut) that this one must equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that fix a ViT's architecture."""
+
+    width: int
+    depth: int
+    heads: int
+    patch: int
+    image: int  # side of the square input in pixels
+    mlp_ratio: float = 4.0
+    layer_norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    classes: int = 0  # outputs of the pre-training head; 0 where there is none
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence: the patches and CLS."""
+        return (self.image // self.patch) ** 2 + 1
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Prompt tokens for consecutive layers, one set for the whole batch or one for each image."""
+
+    tokens: Tensor  # (layers, length, width), or (layers, batch, length, width)
+    start: int = 0
+    flows: bool = False
+
+    def at(self, layer: int) -> Tensor | None:
+        """The tokens that join at this layer: (length, width) or (batch, length, width)."""
+        inside = self.start <= layer < self.start + len(self.tokens)
+        return self.tokens[layer - self.start] if inside else None
+
+    def flows_from(self, layer: int) -> bool:
+        return self.flows and layer == self.start + len(self.tokens) - 1
+
+
+def accumulating(tokens: Tensor, start: int = 0) -> list[Prompt]:
+    """Prompts of which each layer adds its own and none ever leaves."""
+    return [Prompt(tokens[i : i + 1], start + i, flows=True) for i in range(len(tokens))]
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, shape.width, kernel_size=shape.patch, stride=shape.patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x: Tensor = self.proj(images)  # (batch, width, rows, columns)
+        return x.flatten(2).transpose(1, 2)  # (batch, patches, width)
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose keys and values may come from more tokens than its queries."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=shape.qkv_bias)
+        self.proj = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x: Tensor, extra: Sequence[Tensor], queries: int) -> Tensor:
+        width = x.shape[-1]
+        bias = self.qkv.bias
+        if queries == x.shape[1]:
+            query, key_value = self.qkv(x).split((width, 2 * width), dim=-1)
+        else:
+            query = F.linear(x[:, :queries], self.qkv.weight[:width], None if bias is None else bias[:width])
+            key_value = self._key_value(x)
+        if extra:
+            more = [self._key_value(tokens) for tokens in extra]  # (length, 2 width) or (batch, length, 2 width)
+            key_value = torch.cat([key_value, *(m.expand(len(x), *m.shape[-2:]) for m in more)], dim=1)
+        key, value = key_value.chunk(2, dim=-1)
+        y = F.scaled_dot_product_attention(self._by_head(query), self._by_head(key), self._by_head(value))
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (batch, queries, width)
+        return out
+
+    def _key_value(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        bias = self.qkv.bias
+        return F.linear(x, self.qkv.weight[width:], None if bias is None else bias[width:])
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (batch, heads, tokens, width / heads)
+
+
+class Mlp(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        hidden = int(shape.width * shape.mlp_ratio)
+        self.fc1 = nn.Linear(shape.width, hidden)
+        self.fc2 = nn.Linear(hidden, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(shape.width, eps=shape.layer_norm_eps)
+        self.attn = Attention(shape)
+        self.norm2 = nn.LayerNorm(shape.width, eps=shape.layer_norm_eps)
+        self.mlp = Mlp(shape)
+
+    def forward(self, x: Tensor, extra: Sequence[Tensor] = (), queries: int | None = None) -> Tensor:
+        """Run the first ``queries`` tokens (default all) through the block; ``extra`` tokens are attended to only."""
+        queries = x.shape[1] if queries is None else queries
+        attended = self.attn(self.norm1(x), [self.norm1(tokens) for tokens in extra], queries)
+        x = x[:, :queries] + attended
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class VisionTransformer(nn.Module):
+    """The backbone. It maps normalised images (batch, 3, side, side) to CLS features (batch, width)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, shape.tokens, shape.width))
+        self.patch_embed = PatchEmbed(shape)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
+        self.norm = nn.LayerNorm(shape.width, eps=shape.layer_norm_eps)
+        if shape.classes:
+            self.head = nn.Linear(shape.width, shape.classes)
+
+    def freeze(self) -> VisionTransformer:
+        """Eval mode and no weight gradient: what every method works on."""
+        return self.eval().requires_grad_(False)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The input of the first block: (batch, tokens, width), CLS first."""
+        patches = self.patch_embed(images)
+        return torch.cat([self.cls_token.expand(len(images), -1, -1), patches], dim=1) + self.pos_embed
+
+    def forward(self, images: Tensor, prompts: Sequence[Prompt] = ()) -> Tensor:
+        """CLS features (batch, width) after the last LayerNorm."""
+        return self.prompted(self.embed(images), prompts)
+
+    def prompted(self, x: Tensor, prompts: Sequence[Prompt] = ()) -> Tensor:
+        """CLS features of embedded images ``x`` (batch, tokens, width), see :meth:`embed`."""
+        batch, last = len(x), len(self.blocks) - 1
+        for layer, block in enumerate(self.blocks):
+            extra = []
+            for prompt in prompts:
+                tokens = prompt.at(layer)
+                if tokens is None:
+                    continue
+                if prompt.flows_from(layer) and layer < last:
+                    x = torch.cat([x, tokens.expand(batch, *tokens.shape[-2:])], dim=1)
+                else:
+                    extra.append(tokens)
+            x = block(x, extra, queries=1 if layer == last else None)
+        out: Tensor = self.norm(x[:, 0])
+        return out
+
+    def layer_inputs(self, images: Tensor, depth: int) -> Tensor:
+        """What enters each of the first ``depth`` blocks without prompts: (batch, depth, tokens, width)."""
+        x = self.embed(images)
+        inputs = [x]
+        for block in list(self.blocks)[: depth - 1]:
+            x = block(x)
+            inputs.append(x)
+        return torch.stack(inputs, dim=1)

@@ -1,0 +1,62 @@
+"""Figures of merit, each a pure function of probabilities, labels or accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def accuracy(probabilities: Tensor, labels: Tensor) -> float:
+    """Share of images (n, classes) whose most probable class is the right one.
+
+    >>> accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
+    0.5
+    """
+    return float((probabilities.argmax(-1) == labels).double().mean())
+
+
+def negative_log_likelihood(probabilities: Tensor, labels: Tensor) -> float:
+    """Mean of -log p(right class), in nats; a certain mistake costs at most -log(1e-12)."""
+    right = probabilities.gather(-1, labels.unsqueeze(-1)).clamp_min(1e-12)
+    return float(-right.double().log().mean())
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: how far confidence and accuracy lie apart, over equal bins of confidence.
+
+    >>> calibration_error(torch.tensor([[0.75, 0.25]] * 4), torch.tensor([0, 0, 0, 1]))
+    0.0
+    """
+    confidence, predicted = probabilities.double().max(-1)
+    right = (predicted == labels).double()
+    place = (confidence * bins).long().clamp_max(bins - 1)
+    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, place.cpu(), (confidence - right).cpu())
+    return float(gap.abs().sum() / len(labels))
+
+
+def summary(accuracies: Sequence[float]) -> dict[str, float]:
+    """Average over clients, each counting alike, and Worst Local, the lowest of them.
+
+    >>> summary([0.5, 1.0])
+    {'average': 0.75, 'worst_local': 0.5}
+    """
+    return {"average": sum(accuracies) / len(accuracies), "worst_local": min(accuracies)}
+
+
+def mean_of_last(records: Sequence[Mapping[str, Any]], count: int) -> dict[str, float]:
+    """The mean of each figure over the last ``count`` evaluated rounds (a mean of minima, not a minimum of means).
+
+    >>> rounds = [{"average": a, "worst_local": a / 2} for a in (0.1, 0.6, 0.8)]
+    >>> mean_of_last(rounds, 2)
+    {'average': 0.7, 'worst_local': 0.35}
+    """
+    evaluated = [record for record in records if "average" in record][-count:]
+    figures = ("average", "worst_local", "nll", "calibration_error")
+    return {
+        key: round(sum(record[key] for record in evaluated) / len(evaluated), 10)
+        for key in figures
+        if evaluated and key in evaluated[0]
+    }

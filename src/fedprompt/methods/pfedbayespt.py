@@ -1,0 +1,215 @@
+"""pFedBayesPT (Ye et al., CIKM 2025): a prompt for each single image, drawn from a learned semi-implicit posterior.
+
+For an image x with frozen tokens F (paper, sec. 4):
+
+1. draw binary masks over the tokens and encode the masked tokens: psi = (mean, std), eq. sample_mask to
+   mu_sigma_generation_2; so psi is itself random, and the posterior of the prompt is a mixture without closed form;
+2. draw the prompt p = mean + std * noise, eq. sampling, and set it beside a global prompt that all images share;
+3. maximise the bound of eq. final_objective with J own and S extra draws of psi, see :mod:`fedprompt.bayes.objective`;
+4. at test, average the *probabilities* of V mask draws with p = mean, eq. test_argmax.
+
+The paper leaves open how the KL term is scaled, how things start and where the head lives; each is a setting.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedprompt.backbone.cache import Batch, Needs
+from fedprompt.backbone.prompt_start import PromptStart, initial_prompt
+from fedprompt.backbone.vit import Prompt
+from fedprompt.bayes import encoder, objective
+from fedprompt.methods.base import Context, Method, Tensors
+
+
+class PFedBayesPT(Method):
+    """Instance-wise prompts from a semi-implicit posterior, beside a global prompt; the encoder is shared."""
+
+    key = "pfedbayespt"
+    title = "pFedBayesPT"
+    paper = "Ye et al., 2025"
+    rank = 70
+
+    class Settings(Method.Settings):
+        """Settings of pFedBayesPT; the paper's symbols in brackets."""
+
+        head: Literal["local", "global", "local_plus_mean"] = "local_plus_mean"
+        length: NonNegativeInt = Field(10, description="global prompt tokens per layer (K); 0 for none")
+        instance_length: PositiveInt = Field(1, description="instance prompt tokens per layer (nu)")
+        global_depth: PositiveInt | None = Field(None, description="layers with global prompts; by default all")
+        instance_depth: PositiveInt | None = Field(None, description="layers with instance prompts; by default all")
+        beyond: Literal["flow", "drop"] = Field("flow", description="what the last prompts do in deeper layers")
+        prompt_start: PromptStart = Field("blank", description="of the global prompt: uniform (VPT), blank or tokens")
+
+        encoder_learning_rate: PositiveFloat = Field(0.01, description="of the encoder (rho)")
+        encoder_start: encoder.Start = Field("pooled", description="random, or pooled: the mean of the tokens")
+        hidden: PositiveInt = Field(16, ge=2, description="hidden units of the encoder's MLPs")
+        activation: encoder.Activation = "gelu"
+        std_sees: Literal["masked", "whole"] = Field("masked", description="what the std network reads (paper: masked)")
+
+        keep: float = Field(0.9, gt=0, le=1, description="probability that a token is kept (pi)")
+        draws: PositiveInt = Field(1, description="own draws of psi and prompt in the bound (J)")
+        extra_draws: NonNegativeInt = Field(1, description="extra draws of psi in the bound (S)")
+        samples: PositiveInt = Field(5, description="mask draws at test (V)")
+        sample_noise: bool = Field(False, description="draw the prompt's noise at test too; the paper takes the mean")
+
+        prior: Literal["standard", "conditional"] = Field(
+            "standard", description="N(0, prior_std^2), or centred on the mean that the whole image gives"
+        )
+        prior_std: PositiveFloat = 1.0
+        kl_weight: NonNegativeFloat = Field(0.01, description="of (log prior - log posterior) in the bound")
+        kl_reduction: Literal["mean", "sum"] = Field("mean", description="over the prompt's dimensions; sum is exact")
+        kl_warmup_rounds: NonNegativeInt = Field(0, description="rounds over which the weight grows from 0")
+        log_variance_start: float = Field(-3.0, description="of the posterior; 0 is the literal reading")
+
+    settings: Settings
+
+    # What there is
+
+    @property
+    def global_depth(self) -> int:
+        return min(self.settings.global_depth or self.vit.shape.depth, self.vit.shape.depth)
+
+    @property
+    def instance_depth(self) -> int:
+        return min(self.settings.instance_depth or self.vit.shape.depth, self.vit.shape.depth)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(layers=self.instance_depth)
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether a prompt has noise around its mean."""
+        return True
+
+    @property
+    def masked(self) -> bool:
+        """Whether the encoder sees masked tokens, so that psi is random."""
+        return True
+
+    def shared(self, generator: torch.Generator) -> Tensors:
+        settings, shape = self.settings, self.vit.shape
+        tensors = encoder.initial_encoder(
+            self.instance_depth,
+            shape.tokens,
+            shape.width,
+            hidden=settings.hidden,
+            length=settings.instance_length,
+            start=settings.encoder_start,
+            log_variance=settings.log_variance_start,
+            with_std=self.gaussian,
+            generator=generator,
+        )
+        if settings.length:
+            tensors["prompt"] = initial_prompt(
+                self.task.backbone, settings.prompt_start, self.global_depth, settings.length, generator
+            )
+        return tensors
+
+    def learning_rate(self, name: str) -> float:
+        settings = self.settings
+        return settings.encoder_learning_rate if name.startswith(encoder.PREFIX) else settings.learning_rate
+
+    # The prompt of an image
+
+    def masks(self, draws: int, batch: Batch, generator: torch.Generator) -> Tensor | None:
+        """Binary masks over the tokens of each image (draws, batch, layers, tokens), or None for the whole image."""
+        if not self.masked:
+            return None
+        shape = (draws, len(batch), self.instance_depth, self.vit.shape.tokens)
+        return encoder.sample_masks(*shape, keep=self.settings.keep, generator=generator).to(self.device)
+
+    def posterior(self, params: Tensors, batch: Batch, masks: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """psi for each draw: mean and log-std (draws, batch, layers, length, width)."""
+        assert batch.features is not None
+        settings = self.settings
+        mask_std = settings.std_sees == "masked"
+        return encoder.encode(params, batch.features, masks, activation=settings.activation, mask_std=mask_std)
+
+    def log_likelihoods(self, params: Tensors, batch: Batch, prompts: Tensor) -> Tensor:
+        """log p(class | prompt, image) (draws, batch, classes) for instance prompts (draws, batch, layers, ...)."""
+        assert batch.embedded is not None
+        draws = len(prompts)
+        flows = self.settings.beyond == "flow"
+        embedded = batch.embedded.repeat(draws, 1, 1)  # (draws * batch, tokens, width)
+        inserted = [Prompt(prompts.flatten(0, 1).transpose(0, 1), flows=flows)]
+        if self.settings.length:
+            inserted.append(Prompt(params["prompt"], flows=flows))
+        feature = self.vit.prompted(embedded, inserted)
+        logits = F.linear(feature, params["head.weight"], params["head.bias"])
+        return logits.float().log_softmax(-1).view(draws, len(batch), -1)
+
+    # Training
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        settings, own = self.settings, self.settings.draws
+        extra = settings.extra_draws if self.masked else 0
+        mean, log_std = self.posterior(params, batch, self.masks(own + extra, batch, context.generator))
+        if mean.shape[0] == 1:  # the whole image: psi is the same for each own draw
+            mean = mean.expand(own, *mean.shape[1:])
+            log_std = None if log_std is None else log_std.expand(own, *log_std.shape[1:])
+        if log_std is None:
+            return self._deterministic_loss(params, batch, mean, context)
+        noise = torch.randn(mean[:own].shape, generator=context.generator).to(self.device)
+        prompts = mean[:own] + log_std[:own].exp() * noise  # eq. sampling
+        scores = self.log_likelihoods(params, batch, prompts)
+        log_likelihood = scores.gather(-1, batch.labels.expand(own, -1).unsqueeze(-1)).squeeze(-1)  # (draws, batch)
+
+        centre = self._prior_mean(params, batch)
+        densities = objective.densities(
+            prompts - centre,
+            mean[:own] - centre,
+            log_std[:own],
+            mean[own:] - centre,
+            log_std[own:],
+            prior_std=settings.prior_std,
+        )
+        dimensions = prompts[0, 0].numel()
+        bound = objective.bound(log_likelihood, densities, kl_weight=self._kl_weight(context.round, dimensions))
+        with torch.no_grad():
+            context.log("cross_entropy", -log_likelihood.mean())
+            context.log("kl_per_dimension", (densities.log_omega - densities.log_prior).mean() / dimensions)
+            context.log("mixture_gap", objective.mixture_gap(densities).mean())
+            context.log("mean_rms", mean.square().mean().sqrt())
+            context.log("std_mean", log_std.exp().mean())
+            if len(mean) > 1:
+                context.log("mask_shift", (mean[0] - mean[-1]).square().mean().sqrt())
+        return -bound.mean()
+
+    def _deterministic_loss(self, params: Tensors, batch: Batch, mean: Tensor, context: Context) -> Tensor:
+        """Plain cross-entropy, for a posterior that is a point."""
+        scores = self.log_likelihoods(params, batch, mean[:1])[0]
+        cross_entropy = F.nll_loss(scores, batch.labels)
+        context.log("cross_entropy", cross_entropy)
+        context.log("mean_rms", mean.detach().square().mean().sqrt())
+        return cross_entropy
+
+    def _prior_mean(self, params: Tensors, batch: Batch) -> Tensor:
+        if self.settings.prior == "standard":
+            return torch.zeros((), device=self.device)
+        with torch.no_grad():
+            return self.posterior(params, batch, None)[0]
+
+    def _kl_weight(self, round_number: int, dimensions: int) -> float:
+        settings = self.settings
+        warmup = settings.kl_warmup_rounds
+        weight = settings.kl_weight * (min(1.0, round_number / warmup) if warmup else 1.0)
+        return weight / dimensions if settings.kl_reduction == "mean" else weight
+
+    # Prediction
+
+    def predict(self, params: Tensors, batch: Batch, generator: torch.Generator) -> Tensor:
+        settings = self.settings
+        random = self.masked or (self.gaussian and settings.sample_noise)
+        samples = settings.samples if random else 1
+        mean, log_std = self.posterior(params, batch, self.masks(samples, batch, generator))
+        mean = mean.expand(samples, *mean.shape[1:])
+        if settings.sample_noise and log_std is not None:
+            mean = mean + log_std.exp() * torch.randn(mean.shape, generator=generator).to(self.device)
+        return self.log_likelihoods(params, batch, mean).exp()

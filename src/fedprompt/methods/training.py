@@ -1,0 +1,69 @@
+"""The one training loop: it draws batches, takes gradients and steps, and knows nothing of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fedprompt.backbone.cache import ClientData
+from fedprompt.methods.base import Context, Method, Stage, Tensors
+from fedprompt.randomness import torch_generator
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a client trains."""
+
+    epochs: int
+    batch: int
+
+
+def train(
+    method: Method,
+    start: Tensors,
+    data: ClientData,
+    schedule: Schedule,
+    context: Context,
+    seed: int,
+    stages: list[Stage] | None = None,
+    on_step: Callable[[], None] = lambda: None,
+) -> Tensors:
+    """Train a client's tensors on its data by SGD and return them; ``start`` is left as it was."""
+    params = {name: value.clone() for name, value in start.items()}
+    for number, stage in enumerate(method.stages(params) if stages is None else stages):
+        context.stage = number
+        _run_stage(method, params, data, schedule, context, stage, seed, on_step)
+    return params
+
+
+def _run_stage(
+    method: Method,
+    params: Tensors,
+    data: ClientData,
+    schedule: Schedule,
+    context: Context,
+    stage: Stage,
+    seed: int,
+    on_step: Callable[[], None],
+) -> None:
+    trained = [name for name in params if name in stage.names]
+    velocity = {name: torch.zeros_like(params[name]) for name in trained}
+    settings = method.settings
+    for epoch in range(stage.epochs * schedule.epochs):
+        address = ("order", context.round, context.client, context.stage, epoch)
+        order = torch.randperm(len(data), generator=torch_generator(seed, *address))
+        for index in order.split(schedule.batch):
+            batch = data.batch(index, method.needs)
+            for name in trained:
+                params[name].requires_grad_(True)
+            loss = method.loss(params, batch, context)
+            gradients = torch.autograd.grad(loss, [params[name] for name in trained])
+            with torch.no_grad():
+                for name, gradient in zip(trained, gradients, strict=True):
+                    params[name] = params[name].detach()
+                    velocity[name].mul_(settings.momentum).add_(gradient + settings.weight_decay * params[name])
+                    params[name] += method.step(name, -method.learning_rate(name) * velocity[name], context)
+            context.log("loss", loss)
+            on_step()
