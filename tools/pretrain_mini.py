@@ -1,14 +1,18 @@
-"""Pre-train the embedded mini ViT on CIFAR-100's 50,000 training images.
+"""Pre-train the embedded mini ViT: first on CIFAR-100's 50,000 training images, then on these and printed letters.
 
     python tools/pretrain_mini.py --data FOLDER --work runs/pretrain --out src/fedprompt/backbone/mini
 
-``FOLDER`` holds ``cifar-100-python``. A state is kept in ``--work`` after every epoch; the same command goes on there.
-Half of the patches are dropped in all but the last epochs: nearly twice the epochs in the same time.
+``FOLDER`` holds ``cifar-100-python``. The state is kept in ``--work``; the same command goes on from it.
+
+Stage 1: photographs alone, with half of the patches dropped (twice the epochs in the same time). Stage 2: a fresh
+optimiser and batches of 48 photographs and 64 letters, from plain letters to hard ones; photographs get all patches in
+the last two fifths. After stage 1 alone, a linear probe on all of digits6 gets 30 %: photographs do not teach strokes.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -16,15 +20,20 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from letters import CLASSES, draw_masks, letter_images
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedprompt.backbone.vit import Shape, VisionTransformer
 from fedprompt.data.cifar100 import read_split
 
-SHAPE = Shape(width=128, depth=6, heads=4, patch=4, image=32, classes=100)
+SHAPE = Shape(width=128, depth=6, heads=4, patch=4, image=32, classes=100 + CLASSES)
 MEAN = STD = 0.5
+BATCH = 128
+RATES = (1.5e-3, 1e-3)  # peaks in the two stages
+EPOCHS, HORIZON = 13, 22  # of stage 1; its learning rate follows a cosine that would reach zero at the horizon
+STEPS, PIECE, HARD_FROM = 3000, 250, 0.6  # of stage 2; letters are at their hardest after that share of it
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -59,7 +68,8 @@ def logits(model: VisionTransformer, images: Tensor, keep: float, generator: tor
 def accuracy(model: VisionTransformer, images: Tensor, labels: Tensor) -> float:
     right = 0
     for i in range(0, len(images), 500):
-        right += int((model.head(model(normalise(images[i : i + 500]))).argmax(1) == labels[i : i + 500]).sum())
+        scores = model.head(model(normalise(images[i : i + 500])))[:, :100]
+        right += int((scores.argmax(1) == labels[i : i + 500]).sum())
     return right / len(images)
 
 
@@ -71,81 +81,131 @@ def initialise(model: VisionTransformer) -> None:
             torch.nn.init.zeros_(value)
 
 
+def learning_rate(peak: float, step: int, warmup: int, total: int) -> float:
+    return peak * min((step + 1) / warmup, 0.5 * (1 + math.cos(math.pi * step / total)))
+
+
+def new_optimizer(model: VisionTransformer) -> torch.optim.AdamW:
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=RATES[0], betas=(0.9, 0.98))
+
+
+def take_step(model: VisionTransformer, optimizer: torch.optim.AdamW, loss: Tensor, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+class Training:
+    """Both stages, with a state on disk."""
+
+    def __init__(self, data: Path, work: Path) -> None:
+        self.images, self.labels, _ = read_split(data / "cifar-100-python", "train")
+        self.test_images, self.test_labels, _ = read_split(data / "cifar-100-python", "test")
+        self.masks, self.letters = draw_masks()
+        torch.manual_seed(0)
+        self.model = VisionTransformer(SHAPE)
+        initialise(self.model)
+        self.optimizer = new_optimizer(self.model)
+        self.epochs, self.steps, self.seconds = 0, 0, 0.0
+        work.mkdir(parents=True, exist_ok=True)
+        self.file = work / "state.pt"
+        if self.file.exists():
+            state = torch.load(self.file, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.epochs, self.steps, self.seconds = state["epochs"], state["steps"], state["seconds"]
+
+    def save(self, began: float) -> None:
+        self.seconds += time.perf_counter() - began
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        counters = {"epochs": self.epochs, "steps": self.steps, "seconds": self.seconds}
+        torch.save({**state, **counters}, self.file.with_suffix(".tmp"))
+        self.file.with_suffix(".tmp").replace(self.file)
+
+    def photographs(self) -> None:
+        """Stage 1, epoch by epoch."""
+        per_epoch = len(self.images) // BATCH
+        while self.epochs < EPOCHS:
+            began, running = time.perf_counter(), 0.0
+            generator = torch.Generator().manual_seed(1000 + self.epochs)
+            order = torch.randperm(len(self.images), generator=generator)
+            for step in range(per_epoch):
+                index = order[step * BATCH : (step + 1) * BATCH]
+                images = normalise(augment(self.images[index], generator))
+                scores = logits(self.model, images, 0.5, generator)[:, :100]
+                loss = F.cross_entropy(scores, self.labels[index], label_smoothing=0.1)
+                rate = learning_rate(RATES[0], self.epochs * per_epoch + step, per_epoch, HORIZON * per_epoch)
+                take_step(self.model, self.optimizer, loss, rate)
+                running += loss.item()
+            self.epochs += 1
+            self.save(began)
+            score = accuracy(self.model, self.test_images, self.test_labels)
+            print(f"epoch {self.epochs}/{EPOCHS} loss {running / per_epoch:.3f} test {score:.4f}", flush=True)
+
+    def mixed(self) -> None:
+        """Stage 2, in pieces of 250 steps."""
+        if self.steps == 0:
+            self.optimizer = new_optimizer(self.model)
+        while self.steps < STEPS:
+            began, right = time.perf_counter(), 0
+            generator = torch.Generator().manual_seed(5000 + self.steps)
+            for step in range(self.steps, self.steps + PIECE):
+                photo = torch.randint(0, len(self.images), (48,), generator=generator)
+                under = torch.randint(0, len(self.images), (64,), generator=generator)
+                chosen = torch.randint(0, len(self.masks), (64,), generator=generator)
+                hardness = min(1.0, step / (HARD_FROM * STEPS))
+                drawn = letter_images(self.masks, self.images[under].float(), chosen, hardness, generator)
+                keep = 0.5 if hardness < 1 else 1.0
+                seen = logits(self.model, normalise(augment(self.images[photo], generator)), keep, generator)
+                read = logits(self.model, normalise(drawn), 1.0, generator)
+                labels = 100 + self.letters[chosen]
+                loss = F.cross_entropy(read, labels, label_smoothing=0.1)
+                loss = loss + F.cross_entropy(seen, self.labels[photo], label_smoothing=0.1)
+                take_step(self.model, self.optimizer, loss, learning_rate(RATES[1], step, 100, STEPS))
+                right += int((read.argmax(1) == labels).sum())
+            self.steps += PIECE
+            self.save(began)
+            score = accuracy(self.model, self.test_images, self.test_labels)
+            print(f"step {self.steps}/{STEPS} letters {right / PIECE / 64:.3f} test {score:.4f}", flush=True)
+
+    def export(self, out: Path) -> None:
+        """fp16 weights with a description beside them."""
+        half = {name: value.half().contiguous() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict({name: value.float() for name, value in half.items()})
+        score = accuracy(self.model, self.test_images, self.test_labels)
+        out.mkdir(parents=True, exist_ok=True)
+        content = save(half)
+        (out / "mini_vit.safetensors").write_bytes(content)
+        about = {
+            "architecture": "mini_vit_patch4_32", "width": SHAPE.width, "depth": SHAPE.depth, "heads": SHAPE.heads,
+            "patch": SHAPE.patch, "image": SHAPE.image, "mlp_ratio": SHAPE.mlp_ratio,
+            "layer_norm_eps": SHAPE.layer_norm_eps, "qkv_bias": True, "mean": [MEAN] * 3, "std": [STD] * 3,
+            "classes": SHAPE.classes, "key_names": "timm", "dtype": "float16",
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "check": f"{100 * score:.1f} % top-1 on CIFAR-100's 10,000 test images",
+        }  # fmt: skip
+        (out / "mini_vit.json").write_text(json.dumps(about, indent=2) + "\n")
+        print(f"accuracy of the fp16 weights {score:.4f}, {self.seconds:.0f} s of training")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=22)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=1.5e-3)
-    parser.add_argument("--weight-decay", type=float, default=0.05)
-    parser.add_argument("--full", type=float, default=0.09, help="share of the epochs, at the end, with all patches")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-
-    train_images, train_labels, _ = read_split(args.data / "cifar-100-python", "train")
-    test_images, test_labels, _ = read_split(args.data / "cifar-100-python", "test")
-    model = VisionTransformer(SHAPE)
-    initialise(model)
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98))
-    steps = len(train_images) // args.batch
-    total, warmup = steps * args.epochs, steps
-
-    args.work.mkdir(parents=True, exist_ok=True)
-    state_file = args.work / "state.pt"
-    first, seconds = 0, 0.0
-    if state_file.exists():
-        state = torch.load(state_file, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first, seconds = state["epoch"], state["seconds"]
-    for epoch in range(first, args.epochs):
-        generator = torch.Generator().manual_seed(1000 + epoch)
-        began, running = time.perf_counter(), 0.0
-        keep = 0.5 if epoch < args.epochs * (1 - args.full) else 1.0
-        order = torch.randperm(len(train_images), generator=generator)
-        for step in range(steps):
-            at = epoch * steps + step
-            rate = args.lr * min((at + 1) / warmup, 0.5 * (1 + math.cos(math.pi * at / total)))
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            index = order[step * args.batch : (step + 1) * args.batch]
-            images = normalise(augment(train_images[index], generator))
-            loss = F.cross_entropy(logits(model, images, keep, generator), train_labels[index], label_smoothing=0.1)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            running += loss.item()
-        seconds += time.perf_counter() - began
-        score = accuracy(model, test_images, test_labels)
-        print(
-            f"epoch {epoch + 1}/{args.epochs} loss {running / steps:.3f} test {score:.4f} {seconds:.0f} s", flush=True
-        )
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
-        torch.save({**state, "seconds": seconds}, state_file.with_suffix(".tmp"))
-        state_file.with_suffix(".tmp").replace(state_file)
-
-    half = {name: value.half().contiguous() for name, value in model.state_dict().items()}
-    model.load_state_dict({name: value.float() for name, value in half.items()})
-    score = accuracy(model, test_images, test_labels)
-    args.out.mkdir(parents=True, exist_ok=True)
-    save_file(half, args.out / "mini_vit.safetensors")
-    about = {
-        "architecture": "mini_vit_patch4_32", "width": SHAPE.width, "depth": SHAPE.depth, "heads": SHAPE.heads,
-        "patch": SHAPE.patch, "image": SHAPE.image, "mlp_ratio": SHAPE.mlp_ratio,
-        "layer_norm_eps": SHAPE.layer_norm_eps, "qkv_bias": True, "mean": [MEAN] * 3, "std": [STD] * 3,
-        "classes": 100, "key_names": "timm", "dtype": "float16",
-        "check": f"{100 * score:.1f} % top-1 on CIFAR-100's 10,000 test images after {args.epochs} epochs",
-    }  # fmt: skip
-    (args.out / "mini_vit.json").write_text(json.dumps(about, indent=2) + "\n")
-    print(f"accuracy of the fp16 weights {score:.4f}, {seconds:.0f} s of training")
+    training = Training(args.data, args.work)
+    training.photographs()
+    training.mixed()
+    training.export(args.out)
 
 
 if __name__ == "__main__":

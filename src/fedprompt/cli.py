@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from fedprompt import runs
@@ -23,7 +24,7 @@ from fedprompt.federation.checkpoint import write_atomically
 from fedprompt.live import LiveRun
 from fedprompt.methods import method_class, methods
 from fedprompt.methods.base import Task
-from fedprompt.report.plots import png
+from fedprompt.report.plots import comparison_curves, png
 
 app = typer.Typer(
     help="Personalised federated prompt tuning of frozen vision transformers.",
@@ -31,6 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+INTERRUPTED = 130  # what typer makes of Ctrl-C
 out = Console()
 err = Console(stderr=True)
 
@@ -81,16 +83,18 @@ def compare(
     for key in keys:
         method_class(key)
     changes = parse_assignments(change or [])
-    load_config(preset, changes)  # mistakes show before the first run
+    chosen = [(seed, key) for seed in _numbers(seeds) for key in keys]
+    for seed, key in chosen:  # mistakes show before the first run
+        load_config(preset, changes | {"seed": seed, "method": key})
     done = []
-    for seed in _numbers(seeds):
-        for key in keys:
-            with LiveRun(silent=as_json) as live:
-                done.append(runs.run(preset, method=key, seed=seed, changes=changes, out=out_folder, observer=live))
+    for seed, key in chosen:
+        with LiveRun(silent=as_json) as live:
+            done.append(runs.run(preset, method=key, seed=seed, changes=changes, out=out_folder, observer=live))
     if as_json:
         print(json.dumps([{"folder": str(one.folder), **one.summary} for one in done]))
         return
     _print_comparison(done)
+    out.print(f"Curves of all: {_draw_comparison(done, out_folder)}", soft_wrap=True)
 
 
 @app.command("methods")
@@ -104,7 +108,7 @@ def list_methods(
     if as_json:
         print(json.dumps(rows))
         return
-    table = RichTable("method", "name", "paper", "shared", "personal", "server only", "bytes/round", box=None)
+    table = _table("method", "name", "paper", "shared", "personal", "server only", "bytes/round")
     for row in rows:
         groups = (", ".join(row[group]) or "-" for group in ("shared", "personal", "server"))
         table.add_row(row["method"], row["name"], row["paper"], *groups, f"{row['bytes_per_client_and_round']:,}")
@@ -125,8 +129,14 @@ def data(
     if preset == "get":
         if name is None:
             raise UserError("Say which data set to get: fedprompt data get cifar100, or domainnet10.")
-        out.print(f"{name} is in {get(name, target)}.")
+        place = str(get(name, target))
+        if as_json:
+            print(json.dumps({"name": name, "folder": place}))
+        else:
+            _say(f"{name} is in {place}.")
         return
+    if name is not None:
+        raise UserError(f"{name!r} is one word too many; give one preset, or get and the name of a data set.")
     config = load_config(preset, parse_assignments(change or []))
     dataset = open_dataset(config.data)
     parts = partition(dataset, config.partition, config.seed, config.data.validation)
@@ -135,13 +145,13 @@ def data(
     if as_json:
         print(json.dumps({"clients": rows, "picture": str(picture)}))
         return
-    table = RichTable(*rows[0], box=None)
+    table = _table(*rows[0])
     for row in rows:
         table.add_row(*(", ".join(value) if isinstance(value, list | tuple) else str(value) for value in row.values()))
     out.print(f"{dataset.name}: {len(dataset.train):,} training and {len(dataset.test):,} test images, ", end="")
     out.print(f"{len(dataset.classes)} classes, {len(dataset.domains)} domains")
     out.print(table)
-    out.print(f"Picture: {picture}")
+    _say(f"Picture: {picture}")
 
 
 @app.command()
@@ -165,7 +175,7 @@ def predict(
     if as_json:
         print(json.dumps(rows))
         return
-    table = RichTable("image", "class", "probability", f"spread over {len(prediction.draws)} draws", box=None)
+    table = _table("image", "class", "probability", f"spread over {len(prediction.draws)} draws")
     for row in rows:
         for place, found_class in enumerate(row["classes"]):
             figures = (f"{100 * found_class[key]:.1f} %" for key in ("probability", "spread"))
@@ -212,7 +222,7 @@ def _print_comparison(done: list[runs.Run]) -> None:
     by_method: dict[str, list[runs.Run]] = {}
     for one in done:
         by_method.setdefault(one.config.method, []).append(one)
-    table = RichTable("method", "Average", "Worst Local", "bytes sent / client / round", "seconds", box=None)
+    table = _table("method", "Average", "Worst Local", "bytes sent / client / round", "seconds")
     for column in table.columns[1:]:
         column.justify = "right"
     for key, group in by_method.items():
@@ -223,20 +233,46 @@ def _print_comparison(done: list[runs.Run]) -> None:
         table.add_row(methods()[key].title, *cells, f"{sent:,}", f"{seconds:.0f}")
     out.print()
     out.print(table)
-    last = done[0].config.evaluation.last
+    last = min(done[0].config.evaluation.last, done[0].config.training.rounds)
     seeds = len({one.config.seed for one in done})
     note = f"Accuracy in %, mean of the last {last} rounds"
     out.print(note + (f", mean ± standard deviation over {seeds} seeds." if seeds > 1 else "."), style="dim")
     for one in done:
         summary = one.summary
         if summary["never_sampled"]:
-            out.print(f"{one.folder.name}: clients never sampled: {summary['never_sampled']}", style="yellow")
+            _say(f"{one.folder.name}: clients never sampled: {summary['never_sampled']}", style="yellow")
         if "new_clients" in summary:
             new = summary["new_clients"]
-            out.print(f"{one.folder.name}: new clients' Average {100 * new['average']:.2f} %")
+            _say(f"{one.folder.name}: new clients' Average {100 * new['average']:.2f} %")
     out.print("Run folders, with plots:", style="dim")
     for one in done:
-        out.print(f"  {one.folder}")
+        _say(f"  {one.folder}")
+
+
+def _table(*headings: str) -> RichTable:
+    """A plain table that cuts nothing off, however narrow the terminal."""
+    table = RichTable(*headings, box=None)
+    for column in table.columns:
+        column.overflow = "fold"
+    table.columns[0].no_wrap = headings[0] == "method"
+    return table
+
+
+def _say(text: str, style: str | None = None) -> None:
+    """Print a line as it is: not wrapped, and with brackets in a path left alone."""
+    out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _draw_comparison(done: list[runs.Run], folder: Path) -> Path:
+    """A picture of all curves beside the run folders, under a name that is still free."""
+    histories: dict[str, list[list[dict[str, Any]]]] = {}
+    for one in done:
+        histories.setdefault(methods()[one.config.method].title, []).append(one.records)
+    name, number = done[0].config.name, 1
+    while (path := folder / f"{name}-comparison{'' if number == 1 else f'-{number}'}.png").exists():
+        number += 1
+    write_atomically(path, png(comparison_curves(histories, f"Methods on {name}")))
+    return path
 
 
 def _mean_and_spread(values: list[float]) -> str:
@@ -252,8 +288,9 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        err.print(f"[bold red]Error:[/] {error}", highlight=False)
+        err.print("[bold red]Error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        err.print("Stopped. A run goes on with: fedprompt run --resume FOLDER")
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            err.print("Stopped. A run goes on with: fedprompt run --resume FOLDER")
+        raise

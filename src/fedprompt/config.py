@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
+from fedprompt.config_errors import sentence
 from fedprompt.data.partition import PartitionSettings
 from fedprompt.data.settings import DataSettings
 from fedprompt.errors import UserError
@@ -60,7 +61,7 @@ class NewClientSettings(_Settings):
 class Config(_Settings):
     """All that decides a run."""
 
-    name: str = Field("run", description="the preset's name")
+    name: str = Field("run", pattern=r"^[^/\\]+$", description="the preset's name; run folders begin with it")
     method: str = Field("pfedbayespt", description="see `fedprompt methods`")
     seed: int = Field(0, ge=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -99,13 +100,14 @@ def load_config(source: str | Path, changes: Mapping[str, Any] | None = None) ->
     tree = _read(source)
     for key, value in (changes or {}).items():
         _set(tree, key, value)
+    _make_absolute(tree)
     try:
         config = Config(**tree)
         for key, settings in config.methods.items():
             _check_method(key, settings)
         method_class(config.method)
     except ValidationError as error:
-        raise UserError(_sentence(error, Config)) from None
+        raise UserError(sentence(error, Config)) from None
     return config
 
 
@@ -132,7 +134,7 @@ def _read(source: str | Path) -> dict[str, Any]:
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise UserError(f"There is no settings file {str(path)!r}.")
-        text, where = path.read_text(encoding="utf-8"), str(path)
+        text, where = _text(path), str(path)
     elif str(source) in preset_names():
         text, where = (resources.files("fedprompt") / "presets" / f"{source}.toml").read_text("utf-8"), str(source)
     else:
@@ -145,6 +147,15 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise UserError(f"{where} is not valid TOML: {error}.") from None
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not valid TOML: it is not text in UTF-8.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     for part in path:
@@ -154,6 +165,17 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
     tree[last] = value
 
 
+def _make_absolute(tree: dict[str, Any]) -> None:
+    """Write paths out in full, so that a run can be resumed and used from any folder."""
+    for table, key in (("data", "root"), ("backbone", "weights")):
+        settings = tree.get(table)
+        if not isinstance(settings, dict):
+            continue
+        value = settings.get(key)
+        if isinstance(value, str | Path) and value not in ("", "mini") and Path(value).exists():
+            settings[key] = str(Path(value).resolve())
+
+
 def _check_method(key: str, settings: Mapping[str, Any]) -> None:
     if key not in methods():
         method_class(key)  # raises, with the nearest name
@@ -161,61 +183,4 @@ def _check_method(key: str, settings: Mapping[str, Any]) -> None:
     try:
         kind(**settings)
     except ValidationError as error:
-        raise UserError(_sentence(error, kind, f"methods.{key}.")) from None
-
-
-def _sentence(error: ValidationError, kind: type[BaseModel], prefix: str = "") -> str:
-    """The first of pydantic's complaints as one sentence."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    key = prefix + ".".join(path)
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path[-1], _fields_at(kind, path[:-1]), n=1)
-        hint = f"; did you mean {prefix + '.'.join([*path[:-1], near[0]])!r}?" if near else "."
-        return f"There is no setting {key!r}{hint}"
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return f"The setting {key!r} is {first['input']!r}, but {message}."
-
-
-def _fields_at(kind: type[BaseModel], path: list[str]) -> list[str]:
-    for part in path:
-        field = kind.model_fields.get(part)
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
-            return []
-        kind = field.annotation
-    return list(kind.model_fields)
-
-
-def to_toml(tree: Mapping[str, Any]) -> str:
-    """Plain values as TOML, tables last, as the standard library has no writer.
-
-    >>> print(to_toml({"seed": 0, "data": {"name": "digits6", "sizes": [1, 2]}}))
-    seed = 0
-    <BLANKLINE>
-    [data]
-    name = "digits6"
-    sizes = [1, 2]
-    """
-    return "\n".join(_toml_lines(tree, ())).strip()
-
-
-def _toml_lines(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
-    values = {key: value for key, value in tree.items() if not isinstance(value, Mapping)}
-    if path and values:
-        yield f"\n[{'.'.join(path)}]"
-    for key, value in values.items():
-        yield f"{key} = {_toml_value(value)}"
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _toml_lines(value, (*path, key))
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml_value(item) for item in value)}]"
-    if isinstance(value, int | float):
-        return repr(value)
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{text}"'
+        raise UserError(sentence(error, kind, f"methods.{key}.")) from None

@@ -47,7 +47,7 @@ class LiveRun(Observer):
         self.rounds = simulation.config.training.rounds
         steps = sum(simulation.steps(number) for number in range(state.round + 1, self.rounds + 1))
         self.title = f"{simulation.method.title}, seed {simulation.config.seed}"
-        self.console.print(f"{self.title}: {folder}", highlight=False)
+        self.console.print(f"{self.title}: {folder}", highlight=False, markup=False, soft_wrap=True)
         self.task = self.progress.add_task(self.title, total=steps)
         if self.console.is_terminal:
             self.live = Live(self._view(), console=self.console, transient=True, refresh_per_second=4)
@@ -62,7 +62,7 @@ class LiveRun(Observer):
     def round_ended(self, record: dict[str, Any]) -> None:
         self.records.append(record)
         for refusal in record.get("refused", []):
-            self.console.print(f"Refused: {refusal}", style="yellow")
+            self.console.print(f"Refused: {refusal}", style="yellow", markup=False, soft_wrap=True)
         if self.live is not None:
             self.live.update(self._view())
         elif "average" in record:

@@ -5,7 +5,8 @@ A run folder holds::
     config.toml          the resolved settings            metrics.jsonl   one line a round, the same for the same seed
     about.json           versions, classes, clients       timing.jsonl    seconds a round took, and when
     summary.json         the figures of the end           metrics.csv     accuracy by round and client
-    checkpoint.safetensors   trained tensors only         curves.png, clients.png, TensorBoard events
+    checkpoint.safetensors   trained tensors only         curves.png, clients.png, partition.png
+    new_clients.safetensors  if some joined afterwards    events.out.tfevents.fedprompt for TensorBoard
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from fedprompt.backbone.weights import load_backbone
-from fedprompt.config import Config, load_config, to_toml
+from fedprompt.config import Config, load_config
 from fedprompt.data.partition_figure import partition_figure
 from fedprompt.device import pick_device
 from fedprompt.errors import UserError
@@ -32,9 +32,12 @@ from fedprompt.federation.checkpoint import FederationState, disk_error, load_st
 from fedprompt.federation.simulation import Simulation
 from fedprompt.methods import method_class
 from fedprompt.methods.base import State, Task
+from fedprompt.report.events import Events
 from fedprompt.report.plots import client_bars, learning_curves, png
 from fedprompt.report.table import Table
+from fedprompt.run_folder import append_record, new_folder, read_json, read_records, records_until, remove
 from fedprompt.serve.predictor import Predictor
+from fedprompt.toml_text import to_toml
 
 VERSIONED = ("fedprompt", "torch", "numpy", "pillow", "safetensors", "scikit-learn")
 
@@ -70,8 +73,7 @@ class Run:
     @cached_property
     def about(self) -> dict[str, Any]:
         """Versions, class names, and the size of each client."""
-        content: dict[str, Any] = json.loads((self.folder / "about.json").read_text("utf-8"))
-        return content
+        return read_json(self.folder / "about.json")
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -109,8 +111,7 @@ class Run:
         path = self.folder / "summary.json"
         if not path.is_file():
             raise UserError(f"The run in {self.folder} is not finished; go on with --resume.")
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return content
+        return read_json(path)
 
     def state(self) -> FederationState:
         """The tensors of the last checkpoint."""
@@ -162,11 +163,11 @@ def run(
     chosen |= {"seed": seed} if seed is not None else {}
     config = load_config(source, chosen)
     simulation = Simulation(config)  # before the folder: a mistake in the settings leaves nothing behind
-    folder = _new_folder(Path(out), config)
+    folder = new_folder(Path(out), f"{config.name}-{config.method}-seed{config.seed}")
     try:
         _describe(folder, simulation)
     except UserError:
-        _remove_if_empty(folder)
+        remove(folder)
         raise
     return _train(folder, simulation, simulation.start(), observer or Observer())
 
@@ -177,13 +178,16 @@ def resume(folder: str | Path, observer: Observer | None = None) -> Run:
     if (done.folder / "summary.json").is_file():
         return done
     simulation = Simulation(done.config)
+    _check_unchanged(done, simulation)
     state = simulation.start()
     if (done.folder / "checkpoint.safetensors").is_file():
         path = done.folder / "checkpoint.safetensors"
         state = load_state(path, fingerprint(done.config), str(simulation.method.device))
-    _describe(done.folder, simulation)
-    _keep_records(done.folder / "metrics.jsonl", state.round)
-    _keep_records(done.folder / "timing.jsonl", state.round)
+    kept = {name: records_until(done.folder / name, state.round) for name in ("metrics.jsonl", "timing.jsonl")}
+    _describe(done.folder, simulation)  # from here on the folder is written to
+    for name, records in kept.items():
+        content = "".join(json.dumps(record) + "\n" for record in records)
+        write_atomically(done.folder / name, content.encode())
     return _train(done.folder, simulation, state, observer or Observer())
 
 
@@ -201,23 +205,26 @@ def fingerprint(config: Config) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a JSON-lines file; a last line cut short by a crash is left out."""
-    records: list[dict[str, Any]] = []
-    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
-
-
 def _train(folder: Path, simulation: Simulation, state: FederationState, observer: Observer) -> Run:
+    observer.started(folder, simulation, state)
+    try:
+        state = _rounds(folder, simulation, state, observer)
+    except OSError as error:
+        raise disk_error(error, folder) from None
+    _finish(folder, simulation, state)
+    done = Run(folder)
+    observer.finished(done.summary)
+    return done
+
+
+def _rounds(folder: Path, simulation: Simulation, state: FederationState, observer: Observer) -> FederationState:
+    """Train and evaluate to the last round, writing down each."""
     config = simulation.config
     mark = fingerprint(config)
-    rounds = config.training.rounds
-    observer.started(folder, simulation, state)
-    with _events(folder, state.round) as events:
+    rounds, so_far = config.training.rounds, Run(folder)
+    with Events(folder) as events:
+        for record, timing in zip(so_far.records, so_far.timings, strict=True):
+            events.write(record, timing["ended"])
         while state.round < rounds:
             began = time.perf_counter()
             observer.round_begins(state.round + 1, simulation.steps(state.round + 1))
@@ -226,19 +233,17 @@ def _train(folder: Path, simulation: Simulation, state: FederationState, observe
             if _counts(config, state.round):
                 record |= simulation.evaluate(state)
             timing = {"round": state.round, "train_seconds": trained, "seconds": time.perf_counter() - began}
-            _append(folder / "metrics.jsonl", record)
-            _append(folder / "timing.jsonl", timing)
+            timing["ended"] = time.time()
+            append_record(folder / "metrics.jsonl", record)
+            append_record(folder / "timing.jsonl", timing)
             if state.round % config.training.checkpoint_every == 0 or state.round == rounds:
                 save_state(folder / "checkpoint.safetensors", state, mark)
-            _write_events(events, record)
+            events.write(record, timing["ended"])
             observer.round_ended(record)
-    _finish(folder, simulation, state, mark)
-    done = Run(folder)
-    observer.finished(done.summary)
-    return done
+    return state
 
 
-def _finish(folder: Path, simulation: Simulation, state: FederationState, mark: str) -> None:
+def _finish(folder: Path, simulation: Simulation, state: FederationState) -> None:
     """Tables, pictures and, last of all, the summary that marks a run as finished."""
     config, done = simulation.config, Run(folder)
     records = done.records
@@ -254,7 +259,7 @@ def _finish(folder: Path, simulation: Simulation, state: FederationState, mark: 
         figures, params = simulation.adapt_newcomers(state)
         summary["new_clients"] = figures
         adapted = FederationState(state.round, {}, {}, params)
-        save_state(folder / "new_clients.safetensors", adapted, mark)
+        save_state(folder / "new_clients.safetensors", adapted, fingerprint(config))
     title = f"{simulation.method.title} on {config.name}, seed {config.seed}"
     evaluated = [record for record in records if "accuracy" in record]
     write_atomically(folder / "metrics.csv", done.client_accuracy.to_csv().encode())
@@ -270,9 +275,8 @@ def _counts(config: Config, number: int) -> bool:
     return number % every == 0 or number > rounds - last
 
 
-def _describe(folder: Path, simulation: Simulation) -> None:
-    config = simulation.config
-    about = {
+def _about(simulation: Simulation) -> dict[str, Any]:
+    return {
         "versions": {name: metadata.version(name) for name in VERSIONED} | {"python": platform.python_version()},
         "machine": {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()},
         "device": str(simulation.method.device),
@@ -283,58 +287,18 @@ def _describe(folder: Path, simulation: Simulation) -> None:
         "images": [{"train": len(part.train), "test": len(part.test)} for part in simulation.parts],
         "unreadable": simulation.dataset.unreadable,
     }
-    write_atomically(folder / "config.toml", to_toml(config.resolved()).encode() + b"\n")
-    write_atomically(folder / "about.json", json.dumps(about, indent=2).encode() + b"\n")
 
 
-def _new_folder(out: Path, config: Config) -> Path:
-    """A folder that did not exist before: nothing is ever written over."""
-    name = f"{config.name}-{config.method}-seed{config.seed}"
-    number = 1
-    while True:
-        folder = out / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if not folder.is_dir() or not out.is_dir():
-                raise UserError(f"{out} cannot hold runs: it is not a folder.") from None
-            number += 1
-        except OSError as error:
-            raise disk_error(error, folder) from None
-        else:
-            return folder
+def _describe(folder: Path, simulation: Simulation) -> None:
+    write_atomically(folder / "config.toml", to_toml(simulation.config.resolved()).encode() + b"\n")
+    write_atomically(folder / "about.json", json.dumps(_about(simulation), indent=2).encode() + b"\n")
 
 
-def _remove_if_empty(folder: Path) -> None:
-    for leftover in folder.iterdir():
-        leftover.unlink()
-    folder.rmdir()
-
-
-def _append(path: Path, record: dict[str, Any]) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-    except OSError as error:
-        raise disk_error(error, path) from None
-
-
-def _keep_records(path: Path, rounds: int) -> None:
-    """Drop what was written after the checkpoint: those rounds are run again."""
-    kept = [record for record in read_records(path) if record["round"] <= rounds]
-    write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
-
-
-def _events(folder: Path, round_number: int) -> SummaryWriter:
-    try:
-        return SummaryWriter(str(folder), purge_step=round_number + 1)
-    except OSError as error:
-        raise disk_error(error, folder) from None
-
-
-def _write_events(events: SummaryWriter, record: dict[str, Any]) -> None:
-    for name in ("average", "worst_local", "nll", "calibration_error"):
-        if name in record:
-            events.add_scalar(f"evaluation/{name}", record[name], record["round"])
-    for name, value in record["training"].items():
-        events.add_scalar(f"training/{name}", value, record["round"])
+def _check_unchanged(done: Run, simulation: Simulation) -> None:
+    """Weights and images must be those that the run began with, or its results would be nobody's."""
+    if not (done.folder / "about.json").is_file():
+        return  # stopped before it was written, so before the first round
+    now = json.loads(json.dumps(_about(simulation)))
+    for key, what in (("backbone", "weights"), ("classes", "classes"), ("images", "images of the clients")):
+        if done.about.get(key) != now[key]:
+            raise UserError(f"The {what} are not those that {done.folder} began with; start a new run.")

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,17 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise disk_error(error, path) from None
 
 
 def disk_error(error: OSError, path: Path) -> UserError:
     """A failed write as one sentence."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return UserError(f"There is no disk space left to write {path}; free some and go on with --resume.")
+        return UserError(
+            f"There is no disk space left to write {path}; free some and try again; a run goes on with --resume."
+        )
     return UserError(f"{path} cannot be written: {error.strerror or error}.")
 
 
@@ -61,7 +65,8 @@ def save_state(path: Path, state: FederationState, fingerprint: str) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     participations = {str(client): count for client, count in sorted(state.participations.items())}
     about = {"round": state.round, "participations": participations, "fingerprint": fingerprint}
-    metadata = {"fedprompt": json.dumps(about), "digest": _digest(tensors, about)}
+    # One entry: safetensors writes several in any order, and the same state should give the same bytes.
+    metadata = {"fedprompt": json.dumps({"digest": _digest(tensors, about), **about})}
     write_atomically(path, save(tensors, metadata))
 
 
@@ -71,12 +76,11 @@ def load_state(path: Path, fingerprint: str | None = None, device: str = "cpu") 
         raise UserError(f"There is no checkpoint {path}.")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            about: dict[str, Any] = json.loads(metadata.get("fedprompt", "{}"))
+            about: dict[str, Any] = json.loads((file.metadata() or {}).get("fedprompt", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, json.JSONDecodeError, OSError):
         raise UserError(f"The checkpoint {path} is damaged and cannot be read.") from None
-    if metadata.get("digest") != _digest(tensors, about):
+    if not isinstance(about, dict) or about.pop("digest", None) != _digest(tensors, about):
         raise UserError(f"The checkpoint {path} is damaged: its content does not match its checksum.")
     if fingerprint is not None and about["fingerprint"] != fingerprint:
         raise UserError(f"The checkpoint {path} belongs to a run with other settings.")

@@ -10,13 +10,15 @@ from torch import Tensor
 from fedprompt.methods.base import Update
 
 
-def refuse(update: Update, expected: Mapping[str, Tensor], registered: int) -> str | None:
+def refuse(update: Update, expected: Mapping[str, Tensor], registered: int | None) -> str | None:
     """Why this update must not be used, in one sentence, or None if it may.
 
     ``expected`` are the shared tensors as the server holds them; ``registered`` is the number of images that the client
-    said it has when it joined: it cannot weigh more than that.
+    said it has when it joined, None if it never did: it cannot weigh more than that.
     """
     who = f"client {update.client}"
+    if registered is None:
+        return f"{who} was not asked to train"
     if update.tensors.keys() != expected.keys():
         odd = sorted(update.tensors.keys() ^ expected.keys())
         return f"{who} sent other tensors than the method shares ({', '.join(odd[:3])})"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from fedprompt.backbone.cache import ClientData
 from fedprompt.errors import UserError
 from fedprompt.federation.checkpoint import FederationState
@@ -62,18 +64,29 @@ def finish_round(
     """
     groups = State(state.shared, fresh, state.server)
     expected = method.expected(groups)
-    good, refused = [], []
+    good: list[Update] = []
+    refused: list[str] = []
     for update in updates:
-        reason = refuse(update, expected, registered[update.client])
+        reason = refuse(update, expected, registered.get(update.client))
+        if reason is None and not _finite(kept.get(update.client, {})):
+            reason = f"client {update.client} trained personal tensors to values that are not finite"
+        if reason is None and any(update.client == other.client for other in good):
+            reason = f"client {update.client} answered twice"
         if reason is None:
             good.append(update)
         else:
             refused.append(reason)
     if not good:
-        raise UserError(f"Round {state.round + 1} has no usable update: {'; '.join(refused) or 'nobody answered'}.")
+        more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+        reasons = "; ".join(refused[:3]) or "nobody answered"
+        raise UserError(f"Round {state.round + 1} has no usable update: {reasons}{more}.")
     after = method.aggregate(groups, good)
     counts = dict(state.participations)
     for update in good:
         counts[update.client] = counts.get(update.client, 0) + 1
     personal = {**state.personal, **{update.client: kept[update.client] for update in good if update.client in kept}}
     return FederationState(state.round + 1, after.shared, after.server, personal, counts), refused
+
+
+def _finite(tensors: Tensors) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in tensors.values())

@@ -176,6 +176,8 @@ def _held_out(config: Config, clients: int) -> list[int]:
     wanted = config.new_clients.hold_out
     if wanted == "none":
         return []
+    if clients == 1 and wanted:
+        raise UserError("With one client nobody can be held out; set new_clients.hold_out to none.")
     if wanted == "half":
         return list(range(clients - clients // 2, clients))
     if wanted == "random_half":

@@ -55,6 +55,32 @@ def client_bars(accuracy: Mapping[str, float], title: str) -> Figure:
     return figure
 
 
+def comparison_curves(histories: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], title: str) -> Figure:
+    """Average and Worst Local over the rounds for several methods; each line a mean over seeds, with their range.
+
+    ``histories`` holds, under each method's name, the records of one run for each seed.
+    """
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, key, label in zip(panels, ("average", "worst_local"), ("Average", "Worst Local"), strict=True):
+        for number, (name, per_seed) in enumerate(histories.items()):
+            curves = [{r["round"]: 100 * r[key] for r in records if key in r} for records in per_seed]
+            rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+            values = [[curve[r] for curve in curves] for r in rounds]
+            means = [sum(column) / len(column) for column in values]
+            colour = f"C{number}"
+            axes.plot(rounds, means, label=name, color=colour, marker=".")
+            axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
+        axes.set(xlabel="round", title=label)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    panels[0].set_ylabel("accuracy (%)")
+    panels[0].legend(frameon=False)
+    figure.suptitle(title)
+    return figure
+
+
 def png(figure: Figure) -> bytes:
     """A figure as the bytes of a PNG file."""
     out = io.BytesIO()
