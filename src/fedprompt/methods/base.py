@@ -94,6 +94,9 @@ class Method:
         model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
         learning_rate: PositiveFloat = Field(0.01, description="of head and prompts (the paper's eta)")
+        prompt_learning_rate: PositiveFloat | None = Field(
+            None, description="of the prompts if not the same; frozen tokens are long vectors and move slowly"
+        )
         momentum: NonNegativeFloat = Field(0.9, lt=1, description="of SGD; restarted each round")
         weight_decay: NonNegativeFloat = Field(0.0, description="of SGD, on all that is trained")
         head: Literal["local", "global", "local_plus_mean"] = Field(
@@ -181,7 +184,10 @@ class Method:
 
     def learning_rate(self, name: str) -> float:
         """The step size for one tensor."""
-        return self.settings.learning_rate
+        settings = self.settings
+        if name == "prompt" and settings.prompt_learning_rate is not None:
+            return settings.prompt_learning_rate
+        return settings.learning_rate
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """What local training minimises, as a mean over the batch."""

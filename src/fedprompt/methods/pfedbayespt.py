@@ -113,8 +113,9 @@ class PFedBayesPT(Method):
         return tensors
 
     def learning_rate(self, name: str) -> float:
-        settings = self.settings
-        return settings.encoder_learning_rate if name.startswith(encoder.PREFIX) else settings.learning_rate
+        if name.startswith(encoder.PREFIX):
+            return self.settings.encoder_learning_rate
+        return super().learning_rate(name)
 
     # The prompt of an image
 
