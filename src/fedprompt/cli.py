@@ -25,6 +25,7 @@ from fedprompt.live import LiveRun
 from fedprompt.methods import method_class, methods
 from fedprompt.methods.base import Task
 from fedprompt.report.plots import comparison_curves, png
+from fedprompt.run_folder import free_path
 
 app = typer.Typer(
     help="Personalised federated prompt tuning of frozen vision transformers.",
@@ -141,6 +142,7 @@ def data(
     dataset = open_dataset(config.data)
     parts = partition(dataset, config.partition, config.seed, config.data.validation)
     rows = partition_table(dataset, parts)
+    picture = free_path(picture)
     write_atomically(picture, png(partition_figure(dataset, parts)))
     if as_json:
         print(json.dumps({"clients": rows, "picture": str(picture)}))
@@ -268,9 +270,8 @@ def _draw_comparison(done: list[runs.Run], folder: Path) -> Path:
     histories: dict[str, list[list[dict[str, Any]]]] = {}
     for one in done:
         histories.setdefault(methods()[one.config.method].title, []).append(one.records)
-    name, number = done[0].config.name, 1
-    while (path := folder / f"{name}-comparison{'' if number == 1 else f'-{number}'}.png").exists():
-        number += 1
+    name = done[0].config.name
+    path = free_path(folder / f"{name}-comparison.png")
     write_atomically(path, png(comparison_curves(histories, f"Methods on {name}")))
     return path
 

@@ -32,6 +32,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def free_path(path: Path) -> Path:
+    """The path itself, or with a number the first that does not exist: nothing is ever written over."""
+    number, wanted = 1, path
+    while path.exists():
+        number += 1
+        path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
+    return path
+
+
 def new_folder(out: Path, name: str) -> Path:
     """A folder that did not exist before, with a number if need be: nothing is ever written over."""
     number = 1

@@ -1,11 +1,15 @@
 """What is particular to each method."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from fedprompt.backbone.cache import Batch, frozen_features
+from fedprompt.backbone.weights import load_backbone
 from fedprompt.bayes.objective import surrogate_elbo
+from fedprompt.data.registry import open_dataset
+from fedprompt.data.settings import DataSettings
 from fedprompt.methods import method_class, methods
 from fedprompt.methods.base import Context, State, Task, Update, weighted_mean
 from fedprompt.randomness import torch_generator
@@ -75,10 +79,8 @@ def test_prompts_start_as_named(tiny_backbone, start):
 
 
 def test_blank_prompts_hardly_move_the_feature_and_uniform_ones_do():
-    from fedprompt.backbone.weights import load_backbone
-
     backbone = load_backbone("mini")
-    pixels = torch.randint(0, 256, (8, 3, 32, 32), generator=torch_generator(0, "x")).to(torch.uint8)
+    pixels = open_dataset(DataSettings(train_per_domain=5)).train.images(np.arange(30), 32)
     embedded = backbone.vit.embed(backbone.normalise(pixels))
     plain = backbone.vit.prompted(embedded)
     cosine = {}
