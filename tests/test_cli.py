@@ -125,6 +125,8 @@ def test_compare_prints_a_row_for_each_method_with_the_spread_over_seeds(cli, ti
         for seed in (0, 1):
             assert f"r/tiny-{method}-seed{seed}" in out
             assert Path("r", f"tiny-{method}-seed{seed}", "curves.png").is_file()
+    with Image.open("r/tiny-comparison.png") as picture:
+        assert picture.format == "PNG"
 
 
 def test_compare_as_json_is_a_list_of_runs(cli, tiny_toml):
@@ -153,6 +155,9 @@ def test_data_shows_who_gets_what(cli, tiny_toml, tmp_path):
     assert "72 training and 48 test images" in out
     with Image.open(tmp_path / "partition.png") as picture:
         assert picture.format == "PNG"
+    first = (tmp_path / "partition.png").read_bytes()
+    assert "partition-2.png" in cli("data", tiny_toml, "--set", "seed=1")[1], "a picture is never written over"
+    assert (tmp_path / "partition.png").read_bytes() == first
     _, out, _ = cli("data", tiny_toml, "--picture", "who/gets.png", "--json")
     found = json.loads(out)
     assert Path(found["picture"]).is_file()

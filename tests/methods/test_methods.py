@@ -192,6 +192,14 @@ def test_without_global_prompt_only_the_instance_prompt_remains(tiny_backbone):
     )
 
 
+def test_prompts_may_have_a_learning_rate_of_their_own(tiny_backbone):
+    method = build("pfedbayespt", tiny_backbone, learning_rate=0.1, encoder_learning_rate=0.2)
+    names = ("head.weight", "prompt", "encoder.norm.bias")
+    assert [method.learning_rate(name) for name in names] == [0.1, 0.1, 0.2]
+    method = build("pfedbayespt", tiny_backbone, learning_rate=0.1, encoder_learning_rate=0.2, prompt_learning_rate=3.0)
+    assert [method.learning_rate(name) for name in names] == [0.1, 3.0, 0.2]
+
+
 def test_depths_may_differ(tiny_backbone):
     method = build("pfedbayespt", tiny_backbone, global_depth=2, instance_depth=1)
     shared = method.initial(0).shared
