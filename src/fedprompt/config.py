@@ -46,7 +46,7 @@ class EvaluationSettings(_Settings):
     every: PositiveInt = Field(1, description="evaluate each so many rounds; the last ones that count always are")
     last: PositiveInt = Field(10, description="rounds at the end whose mean is reported")
     split: Literal["test", "validation"] = Field("test", description="validation is for choosing settings")
-    batch: PositiveInt = Field(128, description="images at once")
+    batch: PositiveInt = Field(32, description="images at once; small batches stay in the CPU's cache")
 
 
 class NewClientSettings(_Settings):
