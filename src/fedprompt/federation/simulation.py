@@ -36,7 +36,6 @@ class Simulation:
     def __init__(self, config: Config) -> None:
         self.config = config
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
-        self.backbone = load_backbone(config.backbone.weights, config.backbone.image, pick_device(config.device))
         self.dataset = open_dataset(config.data)
         validation = config.data.validation
         if config.evaluation.split == "validation" and not validation:
@@ -44,6 +43,8 @@ class Simulation:
         self.parts = partition(self.dataset, config.partition, config.seed, validation)
         self.newcomers = _held_out(config, len(self.parts))
         self.members = [client for client in range(len(self.parts)) if client not in self.newcomers]
+        # After the data: weights may want the network, and what is wrong with the data shows without it.
+        self.backbone = load_backbone(config.backbone.weights, config.backbone.image, pick_device(config.device))
         task = Task(self.backbone, len(self.dataset.classes), len(self.parts))
         self.method = method_class(config.method)(config.method_settings(), task)
         self.fresh = self.method.initial(config.seed)
