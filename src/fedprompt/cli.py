@@ -22,7 +22,7 @@ from fedprompt.data.registry import open_dataset
 from fedprompt.errors import UserError
 from fedprompt.federation.checkpoint import write_atomically
 from fedprompt.live import LiveRun
-from fedprompt.methods import method_class, methods
+from fedprompt.methods import methods
 from fedprompt.methods.base import Task
 from fedprompt.report.plots import comparison_curves, png
 from fedprompt.run_folder import free_path
@@ -81,8 +81,6 @@ def compare(
 ) -> None:
     """Train several methods on the same clients and print one table."""
     keys = [key.strip() for key in method_list.split(",") if key.strip()] or list(methods())
-    for key in keys:
-        method_class(key)
     changes = parse_assignments(change or [])
     chosen = [(seed, key) for seed in _numbers(seeds) for key in keys]
     for seed, key in chosen:  # mistakes show before the first run
@@ -95,7 +93,7 @@ def compare(
         print(json.dumps([{"folder": str(one.folder), **one.summary} for one in done]))
         return
     _print_comparison(done)
-    out.print(f"Curves of all: {_draw_comparison(done, out_folder)}", soft_wrap=True)
+    _say(f"Curves of all: {_draw_comparison(done, out_folder)}")
 
 
 @app.command("methods")
@@ -105,7 +103,10 @@ def list_methods(
     as_json: Json = False,
 ) -> None:
     """List the methods: their paper, what they share and keep, and the bytes a client sends in a round."""
-    rows = [_describe_method(key, load_config(preset, parse_assignments(change or []))) for key in methods()]
+    config = load_config(preset, parse_assignments(change or []))
+    backbone = load_backbone(config.backbone.weights, config.backbone.image)
+    task = Task(backbone, len(open_dataset(config.data).classes), config.partition.clients)
+    rows = [_describe_method(key, config, task) for key in methods()]
     if as_json:
         print(json.dumps(rows))
         return
@@ -192,23 +193,20 @@ def list_presets() -> None:
         out.print(name)
 
 
-def _describe_method(key: str, config: Config) -> dict[str, Any]:
+def _describe_method(key: str, config: Config, task: Task) -> dict[str, Any]:
     chosen = config.model_copy(update={"method": key})
-    backbone = load_backbone(config.backbone.weights, config.backbone.image)
-    dataset = open_dataset(config.data)
-    method = methods()[key](chosen.method_settings(), Task(backbone, len(dataset.classes), config.partition.clients))
+    method = methods()[key](chosen.method_settings(), task)
     state = method.initial(config.seed)
     groups = {
         group: sorted({name.split(".")[0] for name in tensors})
         for group, tensors in (("shared", state.shared), ("personal", state.personal), ("server", state.server))
     }
-    sent = sum(value.nbytes for value in method.expected(state).values())
     return {
         "method": key,
         "name": method.title,
         "paper": method.paper,
         **groups,
-        "bytes_per_client_and_round": sent,
+        "bytes_per_client_and_round": method.bytes_sent(state),
     }
 
 
@@ -221,18 +219,15 @@ def _numbers(text: str) -> list[int]:
 
 def _print_comparison(done: list[runs.Run]) -> None:
     """One row a method: means over the seeds of the last evaluated rounds."""
-    by_method: dict[str, list[runs.Run]] = {}
-    for one in done:
-        by_method.setdefault(one.config.method, []).append(one)
     table = _table("method", "Average", "Worst Local", "bytes sent / client / round", "seconds")
     for column in table.columns[1:]:
         column.justify = "right"
-    for key, group in by_method.items():
+    for title, group in _by_method(done).items():
         figures = [one.summary["final"] for one in group]
         cells = [_mean_and_spread([100 * f[name] for f in figures]) for name in ("average", "worst_local")]
         seconds = sum(sum(line["seconds"] for line in one.timings) for one in group) / len(group)
         sent = group[0].summary["bytes_per_client_and_round"]
-        table.add_row(methods()[key].title, *cells, f"{sent:,}", f"{seconds:.0f}")
+        table.add_row(title, *cells, f"{sent:,}", f"{seconds:.0f}")
     out.print()
     out.print(table)
     last = min(done[0].config.evaluation.last, done[0].config.training.rounds)
@@ -251,6 +246,14 @@ def _print_comparison(done: list[runs.Run]) -> None:
         _say(f"  {one.folder}")
 
 
+def _by_method(done: list[runs.Run]) -> dict[str, list[runs.Run]]:
+    """The runs of each method, under its name."""
+    groups: dict[str, list[runs.Run]] = {}
+    for one in done:
+        groups.setdefault(methods()[one.config.method].title, []).append(one)
+    return groups
+
+
 def _table(*headings: str) -> RichTable:
     """A plain table that cuts nothing off, however narrow the terminal."""
     table = RichTable(*headings, box=None)
@@ -267,9 +270,7 @@ def _say(text: str, style: str | None = None) -> None:
 
 def _draw_comparison(done: list[runs.Run], folder: Path) -> Path:
     """A picture of all curves beside the run folders, under a name that is still free."""
-    histories: dict[str, list[list[dict[str, Any]]]] = {}
-    for one in done:
-        histories.setdefault(methods()[one.config.method].title, []).append(one.records)
+    histories = {title: [one.records for one in group] for title, group in _by_method(done).items()}
     name = done[0].config.name
     path = free_path(folder / f"{name}-comparison.png")
     write_atomically(path, png(comparison_curves(histories, f"Methods on {name}")))

@@ -252,7 +252,7 @@ def _finish(folder: Path, simulation: Simulation, state: FederationState) -> Non
         "seed": config.seed,
         "rounds": config.training.rounds,
         "final": mean_of_last(records, config.evaluation.last),
-        "bytes_per_client_and_round": simulation.bytes_per_round,
+        "bytes_per_client_and_round": simulation.method.bytes_sent(simulation.fresh),
         "never_sampled": [client for client in simulation.members if not state.participations.get(client)],
     }
     if simulation.newcomers:

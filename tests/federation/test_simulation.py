@@ -161,7 +161,7 @@ def test_the_validation_split_is_disjoint_from_training_and_test(simulate):
 def test_bytes_are_those_of_the_tensors_a_client_sends(simulate):
     simulation = simulate(method="head-tune")
     width, classes = simulation.backbone.vit.shape.width, 3
-    assert simulation.bytes_per_round == 4 * (width * classes + classes)
+    assert simulation.method.bytes_sent(simulation.fresh) == 4 * (width * classes + classes)
 
 
 def test_the_backbone_is_one_for_all_engines(simulate):

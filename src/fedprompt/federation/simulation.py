@@ -69,11 +69,6 @@ class Simulation:
         ]
         return data[: len(self.parts)], data[len(self.parts) :]
 
-    @property
-    def bytes_per_round(self) -> int:
-        """What one client sends in one round."""
-        return sum(value.nbytes for value in self.method.expected(self.fresh).values())
-
     def start(self) -> FederationState:
         """The state before the first round."""
         return FederationState(0, self.fresh.shared, self.fresh.server)

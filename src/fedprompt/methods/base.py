@@ -172,6 +172,10 @@ class Method:
         """Tensors of the names, shapes and types that an update must have: what a client sends in a round."""
         return state.shared
 
+    def bytes_sent(self, state: State) -> int:
+        """What one client sends in one round."""
+        return sum(value.nbytes for value in self.expected(state).values())
+
     def aggregate(self, state: State, updates: Sequence[Update]) -> State:
         """The server's new state: the mean of the clients' tensors, weighted by their number of images."""
         return State(weighted_mean(updates), state.personal, state.server)

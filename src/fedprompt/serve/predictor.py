@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fedprompt.backbone.cache import Batch, frozen_features
+from fedprompt.backbone.cache import ClientData
 from fedprompt.data.dataset import decode
 from fedprompt.errors import UserError
 from fedprompt.methods.base import Method, Tensors
@@ -57,20 +57,16 @@ class Predictor:
         if not items:
             raise UserError("There is no image to predict.")
         pixels = torch.stack([_pixels(item, side) for item in items])
+        unknown = torch.zeros(len(pixels), dtype=torch.long)
+        data = ClientData(self.method.task.backbone, lambda: pixels, unknown, keep=False)
         generator = torch_generator(self.seed, "predict")
-        draws = torch.cat([self._predict(chunk, generator) for chunk in pixels.split(batch)], dim=1)
+        chunks = [
+            self.method.predict(self.params, data.batch(index, self.method.needs), generator).cpu()
+            for index in torch.arange(len(pixels)).split(batch)
+        ]
+        draws = torch.cat(chunks, dim=1)
         spread = draws.std(0, unbiased=False)
         return Prediction(self.classes, draws.mean(0), spread, draws)
-
-    def _predict(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        backbone, needs = self.method.task.backbone, self.method.needs
-        frozen = frozen_features(backbone, pixels, needs)
-        embedded = None
-        if needs.embedded:
-            embedded = backbone.vit.embed(backbone.normalise(pixels.to(self.method.device)))
-        return self.method.predict(
-            self.params, Batch(frozen.labels, embedded, frozen.cls, frozen.features), generator
-        ).cpu()
 
 
 def _items(images: Images) -> list[Any]:
