@@ -95,9 +95,9 @@ def test_a_refused_client_is_recorded_and_the_round_goes_on(simulate):
     simulation = simulate(method="fedvpt-d")
     upload, calls = simulation.method.upload, []
 
-    def spoiled(params):
+    def spoiled(params, context):
         calls.append(1)
-        sent = upload(params)
+        sent = upload(params, context)
         return {name: value * float("nan") for name, value in sent.items()} if len(calls) == 2 else sent
 
     simulation.method.upload = spoiled

@@ -59,7 +59,7 @@ def test_heads_go_where_the_mode_says(tiny_backbone):
 def test_local_plus_mean_never_overwrites_a_clients_head_and_serves_new_clients(tiny_backbone):
     method = build("fedvpt-d", tiny_backbone, head="local_plus_mean")
     params = all_params(method, scatter=1.0)
-    sent = method.upload(params)
+    sent = method.upload(params, Context({}, 1, 0, torch.Generator()))
     assert torch.equal(sent["mean_head.weight"], params["head.weight"])
     fresh = method.initial(0)
     state = State({**fresh.shared, **sent}, fresh.personal, {})

@@ -10,7 +10,7 @@ from fedprompt.backbone.cache import ClientData
 from fedprompt.errors import UserError
 from fedprompt.federation.checkpoint import FederationState
 from fedprompt.federation.guard import refuse
-from fedprompt.methods.base import Context, Method, Stage, State, Tensors, Update
+from fedprompt.methods.base import NEWCOMER, Context, Method, Stage, State, Tensors, Update
 from fedprompt.methods.training import Schedule, train
 from fedprompt.randomness import torch_generator
 
@@ -32,13 +32,30 @@ def train_client(
     context = Context(payload, round_number, client, generator)
     params = train(method, {**payload, **personal}, data, schedule, context, seed, on_step=on_step)
     kept = {name: params[name] for name in personal}
-    return kept, Update(client, method.upload(params), len(data), mean_logs(context))
+    return kept, Update(client, method.upload(params, context), len(data), mean_logs(context))
 
 
 def adapt_client(
     method: Method, state: State, data: ClientData, schedule: Schedule, *, seed: int, round_number: int, client: int
 ) -> Tensors:
-    """All tensors of a client that joins after training and fine-tunes what the method lets it, its head."""
+    """All tensors of a client that joins after training and fine-tunes what the method lets it, its head.
+
+    A method may first exchange a few rounds of one epoch with the server, in which the server learns about the client.
+    What the client itself trains there is left behind: each method fine-tunes for the same number of epochs.
+    """
+    personal = state.personal
+    for extra in range(method.joining_rounds):
+        personal, update = train_client(
+            method,
+            method.payload(state, NEWCOMER),
+            personal,
+            data,
+            Schedule(1, schedule.batch),
+            seed=seed,
+            round_number=round_number + extra,
+            client=client,
+        )
+        state = method.meet(state, update)
     start = method.newcomer(state)
     stage = Stage(frozenset(name for name in start if method.adapts(name)))
     context = Context(start, round_number, client, torch_generator(seed, "adapt", client))

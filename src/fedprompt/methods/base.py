@@ -27,6 +27,7 @@ from fedprompt.randomness import torch_generator
 
 Tensors = dict[str, Tensor]
 HEAD = ("head.weight", "head.bias")
+NEWCOMER = -1  # the number of a client that joins after training
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,10 @@ class Task:
 
 @dataclass
 class Context:
-    """Where a local step stands: what the server sent, whose turn it is, the noise, and a place for figures."""
+    """Where a local step stands: what the server sent, whose turn it is, the noise, and a place for figures.
+
+    ``memo`` is for tensors that a method computes once in a client's round, or counts over its steps.
+    """
 
     received: Tensors
     round: int
@@ -57,6 +61,7 @@ class Context:
     generator: torch.Generator
     stage: int = 0
     logs: dict[str, list[float]] = field(default_factory=dict)
+    memo: Tensors = field(default_factory=dict)
 
     def log(self, name: str, value: Tensor | float) -> None:
         self.logs.setdefault(name, []).append(float(value.detach()) if isinstance(value, Tensor) else value)
@@ -203,7 +208,7 @@ class Method:
         """A last change to the step about to be added to a tensor."""
         return step
 
-    def upload(self, params: Tensors) -> Tensors:
+    def upload(self, params: Tensors, context: Context) -> Tensors:
         """What a client sends back after training: the shared tensors."""
         mean_head = {f"mean_{name}": params[name] for name in HEAD} if self.settings.head == "local_plus_mean" else {}
         kept = set() if self.settings.head == "global" else set(HEAD)
@@ -227,13 +232,22 @@ class Method:
 
     # New clients
 
+    @property
+    def joining_rounds(self) -> int:
+        """Exchanges with the server before a client that joins after training fine-tunes; see :meth:`meet`."""
+        return 0
+
+    def meet(self, state: State, update: Update) -> State:
+        """What the server makes of a joining client's update: it may learn about that client and nothing else."""
+        return state
+
     def adapts(self, name: str) -> bool:
         """Whether a client that joins after training fine-tunes this tensor: its head and nothing else."""
         return name in HEAD
 
     def newcomer(self, state: State) -> Tensors:
         """All tensors of a client that joins after training, before it fine-tunes."""
-        params = {**self.payload(state, -1), **state.personal}
+        params = {**self.payload(state, NEWCOMER), **state.personal}
         if self.settings.head == "local_plus_mean" and self.settings.new_head == "mean":
             params |= {name: state.shared[f"mean_{name}"] for name in HEAD}
         return params
