@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,10 @@ SMALL = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _threads():
-    torch.set_num_threads(2)
+def _surroundings(tmp_path_factory):
+    """Two threads unless told otherwise, and nothing is written to the user's own cache."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    os.environ["FEDPROMPT_CACHE"] = str(tmp_path_factory.mktemp("features"))
 
 
 @pytest.fixture(scope="session")

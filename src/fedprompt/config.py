@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from fedprompt.config_errors import sentence
 from fedprompt.data.partition import PartitionSettings
 from fedprompt.data.settings import DataSettings
+from fedprompt.device import Precision
 from fedprompt.errors import UserError
+from fedprompt.federation.settings import FederationSettings
 from fedprompt.methods import method_class, methods
 
 
@@ -27,7 +29,15 @@ class BackboneSettings(_Settings):
 
     weights: str = Field("mini", description="mini, a .safetensors file, a folder, or a Hugging Face hub id")
     image: PositiveInt | None = Field(None, description="side of the input in pixels; by default as pre-trained")
-    feature_memory: float = Field(4.0, ge=0, description="GiB for frozen features; what does not fit is recomputed")
+    precision: Precision = Field(
+        "auto", description="number format of the frozen ViT; auto: bf16 where the machine computes in it natively"
+    )
+    feature_memory: float | None = Field(
+        None, ge=0, description="GiB of memory for frozen features; by default a quarter of what is free"
+    )
+    feature_disk: float = Field(
+        20.0, ge=0, description="GiB on disk for frozen features beyond it; what does not fit is computed anew"
+    )
 
 
 class TrainingSettings(_Settings):
@@ -72,6 +82,7 @@ class Config(_Settings):
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     new_clients: NewClientSettings = NewClientSettings()
+    federation: FederationSettings = FederationSettings()
     methods: dict[str, dict[str, Any]] = Field({}, description="settings of each method, under its key")
 
     def method_settings(self) -> BaseModel:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedprompt.federation.checkpoint import FederationState
-from fedprompt.federation.simulation import Simulation
+from fedprompt.federation.engine import Engine
 from fedprompt.runs import Observer
 
 ROWS = 8  # rounds shown at once
@@ -43,10 +43,10 @@ class LiveRun(Observer):
         if self.live is not None:
             self.live.stop()
 
-    def started(self, folder: Path, simulation: Simulation, state: FederationState) -> None:
-        self.rounds = simulation.config.training.rounds
-        steps = sum(simulation.steps(number) for number in range(state.round + 1, self.rounds + 1))
-        self.title = f"{simulation.method.title}, seed {simulation.config.seed}"
+    def started(self, folder: Path, engine: Engine, state: FederationState) -> None:
+        self.rounds = engine.config.training.rounds
+        steps = sum(engine.steps(number) for number in range(state.round + 1, self.rounds + 1))
+        self.title = f"{engine.method.title}, seed {engine.config.seed}"
         self.console.print(f"{self.title}: {folder}", highlight=False, markup=False, soft_wrap=True)
         self.task = self.progress.add_task(self.title, total=steps)
         if self.console.is_terminal:

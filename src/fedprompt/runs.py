@@ -15,6 +15,7 @@ import hashlib
 import json
 import platform
 import time
+from collections.abc import Callable
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -24,11 +25,11 @@ import torch
 
 from fedprompt.backbone.weights import load_backbone
 from fedprompt.config import Config, load_config
-from fedprompt.data.partition_figure import partition_figure
 from fedprompt.device import pick_device
 from fedprompt.errors import UserError
 from fedprompt.evaluation.metrics import mean_of_last
 from fedprompt.federation.checkpoint import FederationState, disk_error, load_state, save_state, write_atomically
+from fedprompt.federation.engine import Engine
 from fedprompt.federation.simulation import Simulation
 from fedprompt.methods import method_class
 from fedprompt.methods.base import State, Task
@@ -39,13 +40,21 @@ from fedprompt.run_folder import append_record, new_folder, read_json, read_reco
 from fedprompt.serve.predictor import Predictor
 from fedprompt.toml_text import to_toml
 
+# Settings that change no result, by table.
+_UNDECIDING = {
+    "": ("name", "device", "threads"),
+    "backbone": ("feature_memory", "feature_disk"),
+    "data": ("root",),
+    "training": ("checkpoint_every",),
+    "federation": ("deadline", "min_clients", "attempts"),  # how long to wait may change when a run is resumed
+}
 VERSIONED = ("fedprompt", "torch", "numpy", "pillow", "safetensors", "scikit-learn")
 
 
 class Observer:
     """What one may watch while a run goes on; does nothing by itself."""
 
-    def started(self, folder: Path, simulation: Simulation, state: FederationState) -> None: ...
+    def started(self, folder: Path, engine: Engine, state: FederationState) -> None: ...
 
     def round_begins(self, number: int, steps: int) -> None: ...
 
@@ -123,12 +132,18 @@ class Run:
         if not 0 <= client < about["clients"]:
             raise UserError(f"There is no client {client}; clients are 0 to {about['clients'] - 1}.")
         device = pick_device(config.device)
-        backbone = load_backbone(config.backbone.weights, config.backbone.image, device)
+        settings = config.backbone
+        backbone = load_backbone(settings.weights, settings.image, device, settings.precision)
         if backbone.checksum != about["backbone"]:
             raise UserError(f"The weights {config.backbone.weights!r} are not those that {self.folder} was trained on.")
         task = Task(backbone, len(about["classes"]), about["clients"])
         method = method_class(config.method)(config.method_settings(), task)
         fresh = method.initial(config.seed)
+        if fresh.personal and about.get("engine") == "flower":
+            raise UserError(
+                f"The personal tensors of client {client} are at its own node; predict there with "
+                "fedprompt client predict."
+            )
         state = load_state(self.folder / "checkpoint.safetensors", fingerprint(config), device)
         groups = State(state.shared, fresh.personal, state.server)
         params = {**method.payload(groups, client), **state.personal.get(client, fresh.personal)}
@@ -172,23 +187,25 @@ def run(
     return _train(folder, simulation, simulation.start(), observer or Observer())
 
 
-def resume(folder: str | Path, observer: Observer | None = None) -> Run:
+def resume(
+    folder: str | Path, observer: Observer | None = None, engine_of: Callable[[Config], Engine] = Simulation
+) -> Run:
     """Go on with a run that was stopped; its results are those of a run that never was. A finished one is returned."""
     done = load_run(folder)
     if (done.folder / "summary.json").is_file():
         return done
-    simulation = Simulation(done.config)
-    _check_unchanged(done, simulation)
-    state = simulation.start()
+    engine = engine_of(done.config)
+    _check_unchanged(done, engine)
+    state = engine.start()
     if (done.folder / "checkpoint.safetensors").is_file():
         path = done.folder / "checkpoint.safetensors"
-        state = load_state(path, fingerprint(done.config), str(simulation.method.device))
+        state = load_state(path, fingerprint(done.config), str(engine.method.device))
     kept = {name: records_until(done.folder / name, state.round) for name in ("metrics.jsonl", "timing.jsonl")}
-    _describe(done.folder, simulation)  # from here on the folder is written to
+    _describe(done.folder, engine)  # from here on the folder is written to
     for name, records in kept.items():
         content = "".join(json.dumps(record) + "\n" for record in records)
         write_atomically(done.folder / name, content.encode())
-    return _train(done.folder, simulation, state, observer or Observer())
+    return _train(done.folder, engine, state, observer or Observer())
 
 
 def load_run(folder: str | Path) -> Run:
@@ -200,26 +217,35 @@ def load_run(folder: str | Path) -> Run:
 
 
 def fingerprint(config: Config) -> str:
-    """Which results a run must have: a digest of the settings that decide them."""
-    tree = {key: value for key, value in config.resolved().items() if key not in ("device", "threads")}
+    """Which results a run must have: a digest of the settings that decide them.
+
+    Not among them: the run's name, how it is computed, and where data and weights lie; that they are still the same is
+    checked when a run is resumed.
+    """
+    tree = config.resolved()
+    for table, keys in _UNDECIDING.items():
+        for key in keys:
+            (tree[table] if table else tree).pop(key, None)
+    weights = Path(tree["backbone"]["weights"])
+    tree["backbone"]["weights"] = weights.name if weights.is_absolute() else str(weights)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def _train(folder: Path, simulation: Simulation, state: FederationState, observer: Observer) -> Run:
-    observer.started(folder, simulation, state)
+def _train(folder: Path, engine: Engine, state: FederationState, observer: Observer) -> Run:
+    observer.started(folder, engine, state)
     try:
-        state = _rounds(folder, simulation, state, observer)
+        state = _rounds(folder, engine, state, observer)
     except OSError as error:
         raise disk_error(error, folder) from None
-    _finish(folder, simulation, state)
+    _finish(folder, engine, state)
     done = Run(folder)
     observer.finished(done.summary)
     return done
 
 
-def _rounds(folder: Path, simulation: Simulation, state: FederationState, observer: Observer) -> FederationState:
+def _rounds(folder: Path, engine: Engine, state: FederationState, observer: Observer) -> FederationState:
     """Train and evaluate to the last round, writing down each."""
-    config = simulation.config
+    config = engine.config
     mark = fingerprint(config)
     rounds, so_far = config.training.rounds, Run(folder)
     with Events(folder) as events:
@@ -227,11 +253,11 @@ def _rounds(folder: Path, simulation: Simulation, state: FederationState, observ
             events.write(record, timing["ended"])
         while state.round < rounds:
             began = time.perf_counter()
-            observer.round_begins(state.round + 1, simulation.steps(state.round + 1))
-            state, record = simulation.round(state, observer.stepped)
+            observer.round_begins(state.round + 1, engine.steps(state.round + 1))
+            state, record = engine.round(state, observer.stepped)
             trained = time.perf_counter() - began
             if _counts(config, state.round):
-                record |= simulation.evaluate(state)
+                record |= engine.evaluate(state)
             timing = {"round": state.round, "train_seconds": trained, "seconds": time.perf_counter() - began}
             timing["ended"] = time.time()
             append_record(folder / "metrics.jsonl", record)
@@ -243,29 +269,31 @@ def _rounds(folder: Path, simulation: Simulation, state: FederationState, observ
     return state
 
 
-def _finish(folder: Path, simulation: Simulation, state: FederationState) -> None:
+def _finish(folder: Path, engine: Engine, state: FederationState) -> None:
     """Tables, pictures and, last of all, the summary that marks a run as finished."""
-    config, done = simulation.config, Run(folder)
+    config, done = engine.config, Run(folder)
     records = done.records
     summary: dict[str, Any] = {
         "method": config.method,
         "seed": config.seed,
         "rounds": config.training.rounds,
         "final": mean_of_last(records, config.evaluation.last),
-        "bytes_per_client_and_round": simulation.method.bytes_sent(simulation.fresh),
-        "never_sampled": [client for client in simulation.members if not state.participations.get(client)],
+        "bytes_per_client_and_round": engine.method.bytes_sent(engine.fresh),
+        "never_sampled": [client for client in engine.members if not state.participations.get(client)],
     }
-    if simulation.newcomers:
-        figures, params = simulation.adapt_newcomers(state)
+    if engine.newcomers:
+        figures, params = engine.adapt_newcomers(state)
         summary["new_clients"] = figures
-        adapted = FederationState(state.round, {}, {}, params)
-        save_state(folder / "new_clients.safetensors", adapted, fingerprint(config))
-    title = f"{simulation.method.title} on {config.name}, seed {config.seed}"
+        if params:  # over a network they stay with the clients
+            adapted = FederationState(state.round, {}, {}, params)
+            save_state(folder / "new_clients.safetensors", adapted, fingerprint(config))
+    title = f"{engine.method.title} on {config.name}, seed {config.seed}"
     evaluated = [record for record in records if "accuracy" in record]
     write_atomically(folder / "metrics.csv", done.client_accuracy.to_csv().encode())
     write_atomically(folder / "curves.png", png(learning_curves(records, title)))
     write_atomically(folder / "clients.png", png(client_bars(evaluated[-1]["accuracy"], title)))
-    write_atomically(folder / "partition.png", png(partition_figure(simulation.dataset, simulation.parts)))
+    if (picture := engine.picture()) is not None:
+        write_atomically(folder / "partition.png", png(picture))
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
 
 
@@ -275,30 +303,31 @@ def _counts(config: Config, number: int) -> bool:
     return number % every == 0 or number > rounds - last
 
 
-def _about(simulation: Simulation) -> dict[str, Any]:
+def _about(engine: Engine) -> dict[str, Any]:
     return {
         "versions": {name: metadata.version(name) for name in VERSIONED} | {"python": platform.python_version()},
         "machine": {"system": platform.system(), "processor": platform.machine(), "threads": torch.get_num_threads()},
-        "device": str(simulation.method.device),
-        "backbone": simulation.backbone.checksum,
-        "classes": simulation.dataset.classes,
-        "domains": simulation.dataset.domains,
-        "clients": len(simulation.parts),
-        "images": [{"train": len(part.train), "test": len(part.test)} for part in simulation.parts],
-        "unreadable": simulation.dataset.unreadable,
-    }
+        "device": str(engine.method.device),
+        "backbone": engine.backbone.checksum,
+        "precision": str(engine.backbone.vit.pos_embed.dtype).removeprefix("torch."),
+    } | engine.about()
 
 
-def _describe(folder: Path, simulation: Simulation) -> None:
-    write_atomically(folder / "config.toml", to_toml(simulation.config.resolved()).encode() + b"\n")
-    write_atomically(folder / "about.json", json.dumps(_about(simulation), indent=2).encode() + b"\n")
+def _describe(folder: Path, engine: Engine) -> None:
+    write_atomically(folder / "config.toml", to_toml(engine.config.resolved()).encode() + b"\n")
+    write_atomically(folder / "about.json", json.dumps(_about(engine), indent=2).encode() + b"\n")
 
 
-def _check_unchanged(done: Run, simulation: Simulation) -> None:
+def _check_unchanged(done: Run, engine: Engine) -> None:
     """Weights and images must be those that the run began with, or its results would be nobody's."""
     if not (done.folder / "about.json").is_file():
         return  # stopped before it was written, so before the first round
-    now = json.loads(json.dumps(_about(simulation)))
-    for key, what in (("backbone", "weights"), ("classes", "classes"), ("images", "images of the clients")):
+    now = json.loads(json.dumps(_about(engine)))
+    for key, what in (
+        ("backbone", "weights"),
+        ("precision", "numbers of the backbone (fp32 or bf16)"),
+        ("classes", "classes"),
+        ("images", "images of the clients"),
+    ):
         if done.about.get(key) != now[key]:
             raise UserError(f"The {what} are not those that {done.folder} began with; start a new run.")

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference.vit import textbook_accumulated, textbook_block, textbook_embed, textbook_prompted
+from reference.vit import textbook_accumulated, textbook_block, textbook_embed, textbook_outputs
 from torch import Tensor
 
+from fedprompt.backbone.cache import ClientData, Needs
 from fedprompt.backbone.vit import Prompt, Shape, VisionTransformer, accumulating
-from fedprompt.backbone.weights import load_backbone
+from fedprompt.backbone.weights import Backbone, load_backbone
 
 SHAPE = Shape(width=48, depth=4, heads=3, patch=8, image=32)
 BATCH = 3
@@ -46,12 +47,17 @@ MODES: dict[str, tuple[int, Mode]] = {  # layers of tokens, and how they are ins
     "last_block_only": (1, lambda t: [Prompt(t, start=3, flows=True)]),
     "accumulating": (4, accumulating),
     "accumulating_from_the_second": (3, lambda t: accumulating(t, start=1)),
+    "shallow_read": (1, lambda t: [Prompt(t, flows=True, read=True)]),
+    "last_block_read": (1, lambda t: [Prompt(t, start=3, flows=True, read=True)]),
+    "accumulating_read": (4, lambda t: accumulating(t, read=True)),
+    "replaced_then_read": (2, lambda t: [Prompt(t, start=1, flows=True, read=True)]),
 }
 
 
 def assert_equals_textbook(vit: VisionTransformer, x: Tensor, prompts: list[Prompt], leaves: list[Tensor]) -> None:
-    ours, textbook = vit.prompted(x, prompts), textbook_prompted(vit, x, prompts)
+    ours, textbook = vit.outputs(x, prompts), textbook_outputs(vit, x, prompts)
     torch.testing.assert_close(ours, textbook, rtol=0, atol=1e-4)
+    assert torch.equal(vit.prompted(x, prompts), ours[:, 0])
     direction = torch.randn(ours.shape, generator=torch.Generator().manual_seed(9))
     for mine, theirs in zip(
         torch.autograd.grad((ours * direction).sum(), leaves),
@@ -87,6 +93,43 @@ def test_prompts_of_different_depths_equal_textbook_together(
     shared, instance, added = tokens(4, 5, False, 3), tokens(2, 1, True, 4), tokens(2, 1, False, 5)
     prompts = [Prompt(shared), Prompt(instance, flows=instance_flows), *accumulating(added, start=1)]
     assert_equals_textbook(vit, embedded, prompts, [shared, instance, added])
+
+
+def test_outputs_of_read_prompts_stand_behind_cls_in_the_order_of_joining(
+    vit: VisionTransformer, embedded: Tensor
+) -> None:
+    """As in SGPT: shared tokens first, then tokens of each image's own group, of which the outputs are read."""
+    shared, group, deep = tokens(2, 1, False, 10), tokens(2, 2, True, 11), tokens(4, 3, False, 12)
+    prompts = [*accumulating(group, start=2, read=True), *accumulating(shared), Prompt(deep)]
+    assert_equals_textbook(vit, embedded, prompts, [shared, group, deep])
+    read = vit.outputs(embedded, prompts)
+    assert read.shape == (BATCH, 1 + 2 * 2, SHAPE.width)
+    assert all((read[:, i] - read[:, j]).abs().max() > 1e-2 for i in range(5) for j in range(i))
+    alone = vit.outputs(embedded, [*accumulating(shared), *accumulating(group, start=2), Prompt(deep)])
+    torch.testing.assert_close(alone, read[:, :1], rtol=0, atol=1e-4)
+
+
+def test_a_prompt_that_is_thrown_away_cannot_be_read() -> None:
+    with pytest.raises(ValueError, match="no output to read"):
+        Prompt(tokens(1, 1, False, 13), read=True)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_stopping_early_equals_textbook(vit: VisionTransformer, embedded: Tensor, blocks: int) -> None:
+    prompts = [*accumulating(tokens(2, 2, True, 14), read=True), Prompt(tokens(4, 3, False, 15))]
+    ours, textbook = vit.outputs(embedded, prompts, blocks), textbook_outputs(vit, embedded, prompts, blocks)
+    torch.testing.assert_close(ours, textbook, rtol=0, atol=1e-4)
+
+
+def test_the_frozen_cls_feature_may_be_taken_after_an_early_block(vit: VisionTransformer) -> None:
+    backbone = Backbone(vit, (0.5,) * 3, (0.5,) * 3, "random", "0" * 64)
+    pixels = torch.randint(0, 256, (BATCH, 3, 32, 32), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    x = vit.embed(backbone.normalise(pixels))
+    for blocks in (2, None):
+        for keep in (True, False):
+            data = ClientData(backbone, lambda: pixels, torch.zeros(BATCH).long(), keep=keep)
+            found = data.batch(torch.arange(BATCH), Needs(cls=True, cls_blocks=blocks)).cls
+            torch.testing.assert_close(found, textbook_outputs(vit, x, [], blocks)[:, 0], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("per_image", [False, True], ids=["shared", "per_image"])

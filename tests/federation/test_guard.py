@@ -7,8 +7,9 @@ import torch
 
 from fedprompt.errors import UserError
 from fedprompt.federation.checkpoint import FederationState
-from fedprompt.federation.guard import refuse
-from fedprompt.federation.round import finish_round
+from fedprompt.federation.guard import outliers, refuse
+from fedprompt.federation.round import finish_round, round_record
+from fedprompt.federation.settings import FederationSettings
 from fedprompt.methods import method_class
 from fedprompt.methods.base import Task, Update
 
@@ -150,3 +151,81 @@ def test_a_round_that_a_hundred_clients_spoil_is_still_one_sentence(method, expe
 def test_updates_weigh_as_their_images(method, expected):
     after, _ = finish(method, [update(expected, 0, 6), update(expected, 2, 18)], {0: 6, 2: 18})
     assert torch.allclose(after.shared["head.bias"], expected["head.bias"] + 1.5)
+
+
+def changed_by(expected, client, length, examples=REGISTERED):
+    """An update that moves every tensor by this much in each number."""
+    return Update(client, {name: value + length for name, value in expected.items()}, examples)
+
+
+def cohort(expected, lengths, examples=None):
+    counts = examples or [REGISTERED] * len(lengths)
+    return [changed_by(expected, client, *pair) for client, pair in enumerate(zip(lengths, counts, strict=True))]
+
+
+def far(expected, lengths, examples=None, factor=10.0):
+    updates = cohort(expected, lengths, examples)
+    return outliers(updates, dict.fromkeys(range(len(lengths)), expected), factor)
+
+
+def test_a_change_far_beyond_the_cohorts_is_refused_by_client_and_tensor(expected):
+    found = far(expected, [1.0, 1.2, 0.8, 50.0])
+    assert found.keys() == {3}
+    assert "client 3" in found[3]
+    assert any(name in found[3] for name in expected)
+
+
+def test_a_change_of_the_cohorts_size_is_let_through(expected):
+    assert far(expected, [1.0, 3.0, 0.2, 8.0]) == {}
+
+
+def test_clients_who_hardly_move_make_nobody_an_outlier(expected):
+    assert far(expected, [0.0, 0.0, 0.0, 1e-4]) == {}
+    assert far(expected, [0.0, 0.0, 0.0, 100.0]).keys() == {3}
+
+
+def test_more_images_may_go_further_in_proportion(expected):
+    assert far(expected, [1.0, 1.0, 1.0, 50.0], [24, 24, 24, 240]) == {}
+    assert far(expected, [1.0, 1.0, 1.0, 200.0], [24, 24, 24, 240]).keys() == {3}
+
+
+def test_among_three_nobody_is_an_outlier_and_zero_turns_the_check_off(expected):
+    assert far(expected, [1.0, 1.0, 1e6]) == {}
+    assert far(expected, [1.0, 1.0, 1.0, 1e6], factor=0.0) == {}
+
+
+def test_what_was_not_sent_is_measured_per_image():
+    counts = {0: (10, 10.0), 1: (200, 200.0), 2: (30, 30.0), 3: (20, 2e4)}
+    updates = [Update(client, {"count": torch.tensor([value])}, images) for client, (images, value) in counts.items()]
+    assert outliers(updates, {client: {} for client in counts}, 10.0).keys() == {3}
+
+
+def test_the_round_goes_on_without_an_outlier(method, expected):
+    updates = cohort(expected, [1.0, 1.0, 1.0, 500.0])
+    registered = dict.fromkeys(range(4), REGISTERED)
+    after, refused = finish(method, updates, registered)
+    assert [sentence.split(" changed")[0] for sentence in refused] == ["client 3"]
+    assert torch.allclose(after.shared["head.bias"], expected["head.bias"] + 1)
+    assert 3 not in after.participations
+
+
+def test_fewer_usable_updates_than_wanted_are_an_error(method, expected):
+    fresh = method.initial(0)
+    state = FederationState(0, fresh.shared, fresh.server)
+    updates = [update(expected, 0), update(expected, 1, examples=0)]
+    registered = {0: REGISTERED, 1: REGISTERED}
+    rules = FederationSettings(min_clients=2)
+    with pytest.raises(UserError, match="1 of 2 usable updates: client 1"):
+        finish_round(method, state, fresh.personal, updates, {}, registered, rules)
+
+
+def test_the_record_holds_the_figures_of_the_accepted_alone(method, expected):
+    good = Update(0, update(expected, 0).tensors, REGISTERED, {"loss": 2.0})
+    bad = Update(1, update(expected, 1).tensors, 0, {"loss": 1e9})
+    fresh = method.initial(0)
+    state = FederationState(0, fresh.shared, fresh.server)
+    after, refused = finish_round(method, state, fresh.personal, [bad, good], {}, dict.fromkeys((0, 1), REGISTERED))
+    record = round_record(state, after, [0, 1], [bad, good], refused)
+    assert record["training"] == {"loss": 2.0}
+    assert record["participants"] == [0, 1]
+    assert len(record["refused"]) == 1

@@ -8,7 +8,7 @@ from fedprompt.federation.checkpoint import FederationState, load_state, save_st
 from fedprompt.federation.guard import refuse
 from fedprompt.federation.round import adapt_client, finish_round, train_client
 from fedprompt.methods import methods
-from fedprompt.methods.base import State, Task
+from fedprompt.methods.base import NEWCOMER, State, Task
 from fedprompt.methods.training import Schedule
 from fedprompt.randomness import torch_generator
 
@@ -109,6 +109,7 @@ def test_a_round_does_not_depend_on_the_order_of_answers(method, clients):
     after, updates = one_round(method, state, clients)
     swapped, _ = finish_round(method, state, method.initial(0).personal, updates[::-1], {}, {0: 24, 1: 24})
     assert same(after.shared, swapped.shared)
+    assert same(after.server, swapped.server)
 
 
 def test_state_survives_the_disk_and_the_next_round_is_identical(method, clients, tmp_path):
@@ -139,13 +140,33 @@ def test_predictions_are_probabilities_and_change_nothing(method, clients):
     assert same(params, before)
 
 
-def test_a_new_client_fine_tunes_its_head_and_nothing_else(method, clients):
+def test_a_new_client_fine_tunes_its_head_and_nothing_else(method, clients, monkeypatch):
+    """Whatever else it has comes from the server, after what the method lets them exchange first."""
     state, _ = one_round(method, start(method), clients)
-    groups = State(state.shared, method.initial(0).personal, state.server)
-    before = method.newcomer(groups)
-    after = adapt_client(method, groups, clients[1], Schedule(2, 8), seed=0, round_number=2, client=1)
+    met = [State(state.shared, method.initial(0).personal, state.server)]
+    meet = method.meet
+    monkeypatch.setattr(method, "meet", lambda state, update: met.append(meet(state, update)) or met[-1])
+    after = adapt_client(method, met[0], clients[1], Schedule(2, 8), seed=0, round_number=2, client=1)
+    assert len(met) == 1 + method.joining_rounds
+    before = method.newcomer(met[-1])
+    assert after.keys() == before.keys()
     for name, value in after.items():
         assert torch.equal(value, before[name]) != name.startswith("head."), name
+
+
+def test_a_new_client_changes_nothing_that_others_use(method, clients):
+    """The server may learn about the one that joins; what it sends to all others stays as it is."""
+    state, _ = one_round(method, start(method), clients)
+    groups = State(state.shared, method.initial(0).personal, state.server)
+    sent = method.payload(groups, NEWCOMER)
+    _, update = train_client(
+        method, sent, groups.personal, clients[1], Schedule(1, 8), seed=0, round_number=2, client=1
+    )  # fmt: skip
+    met = method.meet(groups, update)
+    assert same(met.shared, groups.shared)
+    assert same({name: met.server[name] for name in groups.server}, groups.server)
+    for client in range(CLIENTS):
+        assert same(method.payload(met, client), method.payload(groups, client))
 
 
 def test_recomputed_features_equal_kept_ones(method, clients, tiny_backbone):

@@ -51,9 +51,15 @@ def textbook_accumulated(vit: VisionTransformer, x: Tensor, tokens: Tensor, star
 
 def textbook_prompted(vit: VisionTransformer, x: Tensor, prompts: Sequence[Prompt]) -> Tensor:
     """CLS features (batch, width) of embedded images x (batch, tokens, width)."""
+    return textbook_outputs(vit, x, prompts)[:, 0]
+
+
+def textbook_outputs(vit: VisionTransformer, x: Tensor, prompts: Sequence[Prompt], blocks: int | None = None) -> Tensor:
+    """CLS and the prompt tokens that are read, in the order in which they joined (batch, 1 + read, width)."""
     batch, own = x.shape[:2]
     stay: list[Tensor] = []  # prompt tokens that flow on from earlier layers, each (batch, length, width)
-    for layer, block in enumerate(vit.blocks):
+    read: list[bool] = []  # which of them are read at the end
+    for layer, block in enumerate(list(vit.blocks)[:blocks]):
         joining, keep = [], []
         for prompt in prompts:
             index = layer - prompt.start
@@ -61,6 +67,8 @@ def textbook_prompted(vit: VisionTransformer, x: Tensor, prompts: Sequence[Promp
                 tokens = prompt.tokens[index]
                 joining.append(tokens if tokens.ndim == 3 else torch.stack([tokens] * batch))
                 keep.append(prompt.flows and index == prompt.tokens.shape[0] - 1)
+                if keep[-1]:
+                    read.append(prompt.read)
         parts = [x[:, :1], *stay, *joining, x[:, 1:]]  # as in VPT: CLS, prompts, patches
         parts = list(textbook_block(block, torch.cat(parts, dim=1)).split([part.shape[1] for part in parts], dim=1))
         x = torch.cat([parts[0], parts[-1]], dim=1)
@@ -69,4 +77,5 @@ def textbook_prompted(vit: VisionTransformer, x: Tensor, prompts: Sequence[Promp
             tokens for tokens, kept in zip(came_out[len(stay) :], keep, strict=True) if kept
         ]
         assert x.shape[1] == own
-    return vit.norm(x)[:, 0]
+    chosen = [tokens for tokens, wanted in zip(stay, read, strict=True) if wanted]
+    return vit.norm(torch.cat([x[:, :1], *chosen], dim=1))

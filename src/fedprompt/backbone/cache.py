@@ -1,18 +1,21 @@
 """One client's images, and what the frozen backbone says of them, computed once.
 
-What a method reads of the frozen backbone depends on no trained number. It is computed at first use and kept while it
-fits the memory budget; beyond it, it is computed anew for each batch. Which client is kept is settled before the first
-round, in the order of the clients' numbers, so that it is the same in a resumed run.
+What a method reads of the frozen backbone depends on no trained number. It is computed at first use and kept in memory
+while it fits the budget, and beyond it in a memory-mapped store on disk. Both hold the same numbers, so results do not
+depend on how much memory a machine has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedprompt.backbone.feature_store import DamagedError, Entry, FeatureStore, Row
 from fedprompt.backbone.weights import Backbone
 from fedprompt.bayes.encoder import normalise
 
@@ -24,13 +27,19 @@ class Needs:
     """What of the frozen backbone a method reads for each image."""
 
     cls: bool = False  # the CLS feature without prompts
+    cls_blocks: int | None = None  # after how many blocks that feature is taken; by default all
     layers: int = 0  # the normalised tokens that enter the first ``layers`` blocks
     embedded: bool = True  # the embedded image, for a prompted forward
 
+    def row(self, backbone: Backbone) -> Row:
+        """Shape and number format of the frozen features of one image."""
+        shape, dtype = backbone.vit.shape, backbone.vit.pos_embed.dtype
+        features = {"features": ((self.layers, shape.tokens, shape.width), dtype)} if self.layers else {}
+        return ({"cls": ((shape.width,), torch.float32)} if self.cls else {}) | features
+
     def bytes_per_image(self, backbone: Backbone) -> int:
         """Memory that keeping the frozen features of one image takes."""
-        shape = backbone.vit.shape
-        return 4 * shape.width * (int(self.cls) + self.layers * shape.tokens)
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.row(backbone).values())
 
 
 @dataclass(frozen=True)
@@ -45,17 +54,36 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def at(self, index: Tensor) -> Batch:
+        """Some of its images."""
+        parts = (self.embedded, self.cls, self.features)
+        return Batch(self.labels[index], *(None if part is None else part[index] for part in parts))
+
 
 class ClientData:
-    """Images of one client and one split, read at first use and kept as uint8."""
+    """Images of one client and one split, read at first use and kept as uint8.
 
-    def __init__(self, backbone: Backbone, read: Callable[[], Tensor], labels: Tensor, *, keep: bool = True) -> None:
+    Their frozen features are kept in memory (``keep``), or else in the ``store`` on disk if there is one; with neither,
+    or where the disk has no room, they are computed anew for each batch.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        read: Callable[[], Tensor],
+        labels: Tensor,
+        *,
+        keep: bool = True,
+        store: FeatureStore | None = None,
+    ) -> None:
         self.backbone = backbone
         self.labels = labels
         self._read = read
         self._keep = keep
+        self._store = store
         self._pixels: Tensor | None = None
-        self._kept: dict[Needs, Batch] = {}
+        self._kept: dict[Needs, dict[str, Tensor]] = {}
+        self._stored: dict[Needs, Entry] = {}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,36 +100,74 @@ class ClientData:
         """The images at these places, as a method with these needs sees them."""
         device = self.backbone.vit.pos_embed.device
         labels = self.labels[index].to(device)
-        pixels = self.pixels[index]
-        embedded = self.backbone.vit.embed(self.backbone.normalise(pixels.to(device))) if needs.embedded else None
+        embedded = None
+        if needs.embedded:
+            embedded = self.backbone.vit.embed(self.backbone.normalise(self.pixels[index].to(device)))
         if not (needs.cls or needs.layers):
             return Batch(labels, embedded)
-        if not self._keep:
-            frozen = frozen_features(self.backbone, pixels, needs)
-            return Batch(labels, embedded, frozen.cls, frozen.features)
-        if needs not in self._kept:
-            self._kept[needs] = self._compute(needs)
-        kept = self._kept[needs]
-        cls = None if kept.cls is None else kept.cls[index].to(device)
-        features = None if kept.features is None else kept.features[index].to(device)
-        return Batch(labels, embedded, cls, features)
+        rows = self._rows(index, needs)
+        found = {name: value.to(device) for name, value in rows.items()}
+        return Batch(labels, embedded, found.get("cls"), found.get("features"))
 
-    def _compute(self, needs: Needs) -> Batch:
-        chunks = [frozen_features(self.backbone, chunk, needs) for chunk in self.pixels.split(CHUNK)]
-        cls = torch.cat([c.cls.cpu() for c in chunks if c.cls is not None]) if needs.cls else None
-        features = torch.cat([c.features.cpu() for c in chunks if c.features is not None]) if needs.layers else None
-        return Batch(self.labels, None, cls, features)
+    def _rows(self, index: Tensor, needs: Needs) -> dict[str, Tensor]:
+        """The frozen features of the images at these places."""
+        if not self._keep:
+            stored = self._rows_on_disk(index, needs) if self._store is not None else None
+            return frozen_features(self.backbone, self.pixels[index], needs) if stored is None else stored
+        if needs not in self._kept:
+            chunks = list(self._chunks(needs))
+            self._kept[needs] = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+        return {name: value[index] for name, value in self._kept[needs].items()}
+
+    def _chunks(self, needs: Needs) -> Iterator[dict[str, Tensor]]:
+        for chunk in self.pixels.split(CHUNK):
+            yield {name: value.cpu() for name, value in frozen_features(self.backbone, chunk, needs).items()}
+
+    def _rows_on_disk(self, index: Tensor, needs: Needs) -> dict[str, Tensor] | None:
+        """As :meth:`_rows`, from the disk, computed there first if need be; None where the disk has no room."""
+        assert self._store is not None
+        for attempt in range(2):
+            try:
+                if needs not in self._stored:
+                    self._stored[needs] = self._entry(self._store, needs)
+                return self._stored[needs].rows(index)
+            except DamagedError:
+                if attempt:
+                    raise
+                self._stored.pop(needs, None)
+            except OSError:  # no room: from now on computed anew
+                self._store = None
+                return None
+        raise AssertionError("unreachable")
+
+    def _entry(self, store: FeatureStore, needs: Needs) -> Entry:
+        row = needs.row(self.backbone)
+        about = {
+            "backbone": self.backbone.checksum,
+            "side": self.backbone.vit.shape.image,
+            "mean": list(self.backbone.mean),
+            "std": list(self.backbone.std),
+            "images": hashlib.sha256(self.pixels.numpy().tobytes()).hexdigest(),
+            "needs": {"cls": needs.cls, "cls_blocks": needs.cls_blocks, "layers": needs.layers},
+            "format": str(self.backbone.vit.pos_embed.dtype),
+        }
+        try:
+            return store.get(about, row, len(self))
+        except DamagedError:
+            return store.build(about, row, len(self), self._chunks(needs))
 
 
 @torch.no_grad()
-def frozen_features(backbone: Backbone, pixels: Tensor, needs: Needs) -> Batch:
-    """CLS features and normalised layer inputs of uint8 images, as far as needed."""
+def frozen_features(backbone: Backbone, pixels: Tensor, needs: Needs) -> dict[str, Tensor]:
+    """Of uint8 images, as far as needed: ``cls`` (n, width) and normalised ``features`` (n, layers, tokens, width)."""
     vit = backbone.vit
     images = backbone.normalise(pixels.to(vit.pos_embed.device))
-    labels = torch.zeros(len(images), dtype=torch.long)
-    cls = vit(images) if needs.cls else None
-    features = normalise(vit.layer_inputs(images, needs.layers)) if needs.layers else None
-    return Batch(labels, None, cls, features)
+    found = {}
+    if needs.cls:
+        found["cls"] = vit.outputs(vit.embed(images), blocks=needs.cls_blocks)[:, 0]
+    if needs.layers:
+        found["features"] = normalise(vit.layer_inputs(images, needs.layers))
+    return found
 
 
 def within_budget(sizes: Iterable[int], per_image: int, budget: float) -> list[bool]:

@@ -38,7 +38,7 @@ def initial_prompt(
         pictures = _public_photographs(shape.image)
     with torch.no_grad():
         images = backbone.normalise(pictures.to(backbone.vit.pos_embed.device))
-        tokens = backbone.vit.layer_inputs(images, layers)[:, :, 1:].cpu()  # (pictures, layers, patches, width)
+        tokens = backbone.vit.layer_inputs(images, layers)[:, :, 1:].float().cpu()  # (pictures, layers, patches, width)
     tokens = tokens.transpose(0, 1).flatten(1, 2)  # (layers, pictures * patches, width)
     chosen = torch.linspace(0, tokens.shape[1] - 1, length).round().long()
     return tokens[:, chosen].clone()

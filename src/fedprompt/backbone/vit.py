@@ -14,8 +14,9 @@ accumulating       several prompts of one layer each, all flowing on (SGPT), see
 =================  ==============================================================================
 
 Tokens whose output is thrown away are, exactly, extra keys and values: they need no query, no projection and no MLP;
-and when the batch shares them, their keys and values are computed once. ``tests/reference`` holds the textbook forward
-(concatenate, run, cut) that this one must equal.
+and when the batch shares them, their keys and values are computed once. The last block computes only what is read: CLS
+and the prompts with ``prompt.read``. ``tests/reference`` holds the textbook forward (concatenate, run, cut) that this
+one must equal.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ class Prompt:
     tokens: Tensor  # (layers, length, width), or (layers, batch, length, width)
     start: int = 0
     flows: bool = False
+    read: bool = False  # what comes out at their places after the last block is read beside CLS; only of what flows
+
+    def __post_init__(self) -> None:
+        if self.read and not self.flows:
+            raise ValueError("A prompt that is thrown away has no output to read: set flows.")
 
     def at(self, layer: int) -> Tensor | None:
         """The tokens that join at this layer: (length, width) or (batch, length, width)."""
@@ -65,9 +71,9 @@ class Prompt:
         return self.flows and layer == self.start + len(self.tokens) - 1
 
 
-def accumulating(tokens: Tensor, start: int = 0) -> list[Prompt]:
+def accumulating(tokens: Tensor, start: int = 0, *, read: bool = False) -> list[Prompt]:
     """Prompts of which each layer adds its own and none ever leaves."""
-    return [Prompt(tokens[i : i + 1], start + i, flows=True) for i in range(len(tokens))]
+    return [Prompt(tokens[i : i + 1], start + i, flows=True, read=read) for i in range(len(tokens))]
 
 
 class PatchEmbed(nn.Module):
@@ -162,8 +168,8 @@ class VisionTransformer(nn.Module):
         return self.eval().requires_grad_(False)
 
     def embed(self, images: Tensor) -> Tensor:
-        """The input of the first block: (batch, tokens, width), CLS first."""
-        patches = self.patch_embed(images)
+        """The input of the first block: (batch, tokens, width), CLS first, in the backbone's number format."""
+        patches = self.patch_embed(images.to(self.pos_embed.dtype))
         return torch.cat([self.cls_token.expand(len(images), -1, -1), patches], dim=1) + self.pos_embed
 
     def forward(self, images: Tensor, prompts: Sequence[Prompt] = ()) -> Tensor:
@@ -172,20 +178,36 @@ class VisionTransformer(nn.Module):
 
     def prompted(self, x: Tensor, prompts: Sequence[Prompt] = ()) -> Tensor:
         """CLS features of embedded images ``x`` (batch, tokens, width), see :meth:`embed`."""
-        batch, last = len(x), len(self.blocks) - 1
-        for layer, block in enumerate(self.blocks):
+        return self.outputs(x, prompts)[:, 0]
+
+    def outputs(self, x: Tensor, prompts: Sequence[Prompt] = (), blocks: int | None = None) -> Tensor:
+        """CLS and the tokens of prompts that are read, in the order in which they join: (batch, 1 + read, width).
+
+        ``x`` is as for :meth:`prompted`; ``blocks`` says after how many blocks to stop (default all). The last
+        LayerNorm is applied wherever it stops. Prompts may have another number format than the backbone; the result has
+        at least fp32.
+        """
+        batch, run = len(x), self.blocks[:blocks]
+        wanted = 1  # the first tokens of the sequence, whose output is asked for
+        for layer, block in enumerate(run):
+            last = layer == len(run) - 1
             extra = []
             for prompt in prompts:
                 tokens = prompt.at(layer)
                 if tokens is None:
                     continue
-                if prompt.flows_from(layer) and layer < last:
-                    x = torch.cat([x, tokens.expand(batch, *tokens.shape[-2:])], dim=1)
+                tokens = tokens.to(x.dtype)
+                each = tokens.expand(batch, *tokens.shape[-2:])  # (batch, length, width)
+                if prompt.flows_from(layer) and prompt.read:
+                    x = torch.cat([x[:, :wanted], each, x[:, wanted:]], dim=1)
+                    wanted += each.shape[1]
+                elif prompt.flows_from(layer) and not last:
+                    x = torch.cat([x, each], dim=1)
                 else:
                     extra.append(tokens)
-            x = block(x, extra, queries=1 if layer == last else None)
-        out: Tensor = self.norm(x[:, 0])
-        return out
+            x = block(x, extra, queries=wanted if last else None)
+        out: Tensor = self.norm(x[:, :wanted])
+        return out.to(torch.promote_types(out.dtype, torch.float32))
 
     def layer_inputs(self, images: Tensor, depth: int) -> Tensor:
         """What enters each of the first ``depth`` blocks without prompts: (batch, depth, tokens, width)."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedprompt.backbone.vit import Shape, VisionTransformer
+from fedprompt.device import Precision, pick_dtype
 from fedprompt.errors import UserError
 
 _HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}  # of timm's ViT and DeiT families
@@ -67,7 +68,12 @@ class Backbone:
         return (pixels - mean) / std
 
 
-def load_backbone(source: str, image: int | None = None, device: str | torch.device = "cpu") -> Backbone:
+def load_backbone(
+    source: str,
+    image: int | None = None,
+    device: str | torch.device = "cpu",
+    precision: Precision = "fp32",
+) -> Backbone:
     """Load a frozen backbone, once per process.
 
     Parameters
@@ -78,8 +84,11 @@ def load_backbone(source: str, image: int | None = None, device: str | torch.dev
     image
         Side of the input in pixels if not the one it was trained with; the position embedding is resampled. All sizes
         share the other weights' memory.
+    precision
+        Number format of weights and activations; they are cast once, here.
     """
-    native = _load(_find(source), str(torch.device(device)))
+    device = str(torch.device(device))
+    native = _load(_find(source), device, precision)
     return native if image in (None, native.vit.shape.image) else _resized(native, image)
 
 
@@ -158,7 +167,7 @@ def _fetch(hub_id: str, file: str) -> Path:
 
 
 @cache
-def _load(files: _Files, device: str) -> Backbone:
+def _load(files: _Files, device: str, precision: Precision) -> Backbone:
     config = _read_json(files.config)
     checksum = _checksum(files.weights)
     if config.get("sha256", checksum) != checksum:
@@ -174,7 +183,8 @@ def _load(files: _Files, device: str) -> Backbone:
     with torch.device("meta"):
         vit = VisionTransformer(shape)
     _check_fit(vit, tensors, files.weights)
-    vit.load_state_dict({name: t.to(device, torch.float32) for name, t in tensors.items()}, assign=True)
+    dtype = pick_dtype(precision, device, shape.width)
+    vit.load_state_dict({name: t.to(device, dtype) for name, t in tensors.items()}, assign=True)
     mean, std = _pixel_statistics(config, files)
     return Backbone(vit.freeze(), mean, std, files.name, checksum)
 
@@ -198,9 +208,9 @@ def _resample(pos_embed: Tensor, side: int) -> Tensor:
     """The position embedding (1, 1 + patches, width) for a grid of ``side`` by ``side`` patches; CLS keeps its own."""
     cls, grid = pos_embed[:, :1], pos_embed[:, 1:]
     old = math.isqrt(grid.shape[1])
-    grid = grid.reshape(1, old, old, -1).permute(0, 3, 1, 2)  # (1, width, rows, columns)
+    grid = grid.float().reshape(1, old, old, -1).permute(0, 3, 1, 2)  # (1, width, rows, columns)
     grid = F.interpolate(grid, size=(side, side), mode="bicubic", antialias=True)
-    return torch.cat([cls, grid.flatten(2).transpose(1, 2)], dim=1)
+    return torch.cat([cls, grid.flatten(2).transpose(1, 2).to(cls.dtype)], dim=1)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -97,8 +97,11 @@ def encode(
 
     ``features`` are normalised tokens (batch, layers, tokens, width); ``masks`` (draws, batch, layers, tokens), or None
     for one draw of the whole image. ``mask_std=False`` lets the std see the whole image (SIVI's own choice).
+    It computes in the features' number format; the result has at least fp32.
     """
-    get = {name.removeprefix(PREFIX): value for name, value in params.items() if name.startswith(PREFIX)}
+    own = {name.removeprefix(PREFIX): value for name, value in params.items() if name.startswith(PREFIX)}
+    get = {name: value.to(features.dtype) for name, value in own.items()}
+    masks = None if masks is None else masks.to(features.dtype)
     nets = [net for net in ("mean", "std") if f"{net}.fc1.weight" in get]
     batch, layers = features.shape[:2]
     draws = 1 if masks is None else len(masks)
@@ -123,5 +126,5 @@ def encode(
     for net, part in zip(nets, x.chunk(len(nets), dim=3), strict=True):
         second = get[f"{net}.fc2.weight"].unsqueeze(1)  # (layers, 1, length, hidden)
         out = second @ part + get[f"{net}.fc2.bias"][:, None, :, None]  # (batch, layers, draws, length, width)
-        outputs.append(out.permute(2, 0, 1, 3, 4))
+        outputs.append(out.permute(2, 0, 1, 3, 4).to(torch.promote_types(out.dtype, torch.float32)))
     return outputs[0], 0.5 * outputs[1] if len(outputs) == 2 else None

@@ -26,7 +26,7 @@ def evaluate_client(
 ) -> Predicted:
     """Predict all images of a client; it has randomness of its own and changes nothing."""
     chunks = [
-        method.predict(params, data.batch(index, method.needs), generator).mean(0).cpu()
+        method.predict(params, data.batch(index, method.needs), generator).nanmean(0).cpu()
         for index in torch.arange(len(data)).split(batch)
     ]
     probabilities = torch.cat(chunks)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+BINS = 15  # of confidence, for the calibration error
+
 
 def accuracy(probabilities: Tensor, labels: Tensor) -> float:
     """Share of images (n, classes) whose most probable class is the right one.
@@ -20,21 +22,29 @@ def accuracy(probabilities: Tensor, labels: Tensor) -> float:
 
 def negative_log_likelihood(probabilities: Tensor, labels: Tensor) -> float:
     """Mean of -log p(right class), in nats; a certain mistake costs at most -log(1e-12)."""
-    right = probabilities.gather(-1, labels.unsqueeze(-1)).clamp_min(1e-12)
-    return float(-right.double().log().mean())
+    return float(log_losses(probabilities, labels).mean())
 
 
-def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+def log_losses(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """-log p(right class) of each image (n,), in float64."""
+    return -probabilities.gather(-1, labels.unsqueeze(-1)).clamp_min(1e-12).double().log().squeeze(-1)
+
+
+def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """Expected calibration error: how far confidence and accuracy lie apart, over equal bins of confidence.
 
     >>> calibration_error(torch.tensor([[0.75, 0.25]] * 4), torch.tensor([0, 0, 0, 1]))
     0.0
     """
+    return float(calibration_gaps(probabilities, labels, bins).abs().sum() / len(labels))
+
+
+def calibration_gaps(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> Tensor:
+    """The sum of confidence - correctness in each of the equal bins of confidence (bins,)."""
     confidence, predicted = probabilities.double().max(-1)
     right = (predicted == labels).double()
     place = (confidence * bins).long().clamp_max(bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, place.cpu(), (confidence - right).cpu())
-    return float(gap.abs().sum() / len(labels))
+    return torch.zeros(bins, dtype=torch.float64).index_add_(0, place.cpu(), (confidence - right).cpu())
 
 
 def summary(accuracies: Sequence[float]) -> dict[str, float]:

@@ -1,13 +1,22 @@
-"""Every update is checked before it touches the model."""
+"""Every update is checked before it touches the model: each by itself, then all beside each other.
+
+What the guard cannot see: a wrong update of a usual length (wrong labels, a small steady push), and a majority of
+clients that agree to be wrong. It keeps broken and crude updates out; it is no proof against a patient attacker.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 
 import torch
 from torch import Tensor
 
-from fedprompt.methods.base import Update
+from fedprompt.methods.base import Tensors, Update
+
+COHORT = 4  # clients from which on a median says what is usual; among three, one odd client is a third of the evidence
+ROOM = 0.1  # a change shorter than this share of the tensor itself is let through: it cannot do much
+FLOOR = 1e-3  # and so is one whose root mean square is less than this, for tensors that start at zero
 
 
 def refuse(update: Update, expected: Mapping[str, Tensor], registered: int | None) -> str | None:
@@ -33,3 +42,39 @@ def refuse(update: Update, expected: Mapping[str, Tensor], registered: int | Non
     if not 0 < update.examples <= registered:
         return f"{who} claims {update.examples} images but registered {registered}"
     return None
+
+
+def outliers(updates: Sequence[Update], sent: Mapping[int, Tensors], factor: float) -> dict[int, str]:
+    """Clients whose update lies far outside the cohort's, with the reason; the updates are sound by themselves.
+
+    For each tensor the length of each client's change, from what it was ``sent``, is compared with the median over the
+    cohort. More images are more steps, so a client with more images than the median may go further in proportion. A
+    tensor that was not sent, such as a count, is measured from zero and per image.
+    """
+    if factor == 0 or len(updates) < COHORT:
+        return {}
+    reasons: dict[int, str] = {}
+    usual_count = median(update.examples for update in updates)
+    for name in updates[0].tensors:
+        lengths = {update.client: _length(update, name, sent[update.client]) for update in updates}
+        usual = median(lengths.values())
+        for update in updates:
+            start = sent[update.client].get(name)
+            limit = factor * usual
+            if start is not None:
+                limit *= max(1.0, update.examples / usual_count)
+                limit = max(limit, ROOM * float(start.double().norm()), FLOOR * start.numel() ** 0.5)
+            length = lengths[update.client]
+            if length > limit:
+                reasons.setdefault(
+                    update.client,
+                    f"client {update.client} changed {name} by {length:.3g}, far more than the cohort's {usual:.3g}",
+                )
+    return reasons
+
+
+def _length(update: Update, name: str, sent: Tensors) -> float:
+    """How far a client moved a tensor; what was not sent is measured from zero, per image."""
+    value = update.tensors[name].double()
+    start = sent.get(name)
+    return float(value.norm()) / update.examples if start is None else float((value - start.double()).norm())

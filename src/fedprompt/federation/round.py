@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from fedprompt.backbone.cache import ClientData
 from fedprompt.errors import UserError
 from fedprompt.federation.checkpoint import FederationState
-from fedprompt.federation.guard import refuse
+from fedprompt.federation.guard import outliers, refuse
+from fedprompt.federation.settings import FederationSettings
 from fedprompt.methods.base import NEWCOMER, Context, Method, Stage, State, Tensors, Update
 from fedprompt.methods.training import Schedule, train
 from fedprompt.randomness import torch_generator
@@ -57,6 +60,13 @@ def adapt_client(
         )
         state = method.meet(state, update)
     start = method.newcomer(state)
+    return fine_tune(method, start, data, schedule, seed=seed, round_number=round_number, client=client)
+
+
+def fine_tune(
+    method: Method, start: Tensors, data: ClientData, schedule: Schedule, *, seed: int, round_number: int, client: int
+) -> Tensors:
+    """A new client's own part: train what the method lets it, its head, from what the server gave."""
     stage = Stage(frozenset(name for name in start if method.adapts(name)))
     context = Context(start, round_number, client, torch_generator(seed, "adapt", client))
     return train(method, start, data, schedule, context, seed, stages=[stage])
@@ -67,6 +77,10 @@ def mean_logs(context: Context) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in context.logs.items()}
 
 
+class TooFewUpdatesError(UserError):
+    """A round without enough usable updates; over a network it is worth another try."""
+
+
 def finish_round(
     method: Method,
     state: FederationState,
@@ -74,11 +88,13 @@ def finish_round(
     updates: Sequence[Update],
     kept: Mapping[int, Tensors],
     registered: Mapping[int, int],
+    rules: FederationSettings | None = None,
 ) -> tuple[FederationState, list[str]]:
     """The server's half: refuse what is wrong, aggregate the rest; ``fresh`` is what a new client's state would be.
 
     Returns the next state and one sentence for each update that was refused.
     """
+    rules = rules or FederationSettings()
     groups = State(state.shared, fresh, state.server)
     expected = method.expected(groups)
     good: list[Update] = []
@@ -93,16 +109,38 @@ def finish_round(
             good.append(update)
         else:
             refused.append(reason)
-    if not good:
+    sent = {update.client: {**groups.shared, **method.payload(groups, update.client)} for update in good}
+    far = outliers(good, sent, rules.norm_factor)
+    good = [update for update in good if update.client not in far]
+    refused += far.values()
+    if len(good) < rules.min_clients:
         more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
-        reasons = "; ".join(refused[:3]) or "nobody answered"
-        raise UserError(f"Round {state.round + 1} has no usable update: {reasons}{more}.")
+        reasons = "; ".join(refused[:3]) or f"{len(updates) or 'nobody'} answered"
+        count = f"{len(good)} of {rules.min_clients} usable updates" if good else "no usable update"
+        raise TooFewUpdatesError(f"Round {state.round + 1} has {count}: {reasons}{more}.")
     after = method.aggregate(groups, good)
     counts = dict(state.participations)
     for update in good:
         counts[update.client] = counts.get(update.client, 0) + 1
     personal = {**state.personal, **{update.client: kept[update.client] for update in good if update.client in kept}}
     return FederationState(state.round + 1, after.shared, after.server, personal, counts), refused
+
+
+def round_record(
+    before: FederationState, after: FederationState, asked: Sequence[int], updates: Sequence[Update], refused: list[str]
+) -> dict[str, Any]:
+    """What is written down of a round: who was asked, the mean of the accepted clients' figures, refusals."""
+    figures: dict[str, list[float]] = {}
+    once = {update.client: update for update in reversed(updates)}
+    # In the order of the clients' numbers, so that the mean does not depend on who answered first.
+    for _, update in sorted(once.items()):
+        if after.participations.get(update.client, 0) > before.participations.get(update.client, 0):
+            for name, value in update.metrics.items():
+                if math.isfinite(value):
+                    figures.setdefault(name, []).append(value)
+    means = {name: sum(values) / len(values) for name, values in sorted(figures.items())}
+    record: dict[str, Any] = {"round": after.round, "participants": list(asked), "training": means}
+    return record | ({"refused": refused} if refused else {})
 
 
 def _finite(tensors: Tensors) -> bool:

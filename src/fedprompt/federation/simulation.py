@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from fedprompt.backbone.cache import ClientData, within_budget
 from fedprompt.backbone.weights import load_backbone
 from fedprompt.config import Config
-from fedprompt.data.partition import partition
-from fedprompt.data.registry import open_dataset
+from fedprompt.data.partition_figure import partition_figure
 from fedprompt.device import pick_device
 from fedprompt.errors import UserError
 from fedprompt.evaluation.evaluate import evaluate_client
-from fedprompt.evaluation.metrics import calibration_error, negative_log_likelihood, summary
+from fedprompt.evaluation.tally import figures, tally
 from fedprompt.federation.checkpoint import FederationState
 from fedprompt.federation.participation import participants
-from fedprompt.federation.round import adapt_client, finish_round, train_client
+from fedprompt.federation.population import Population, client_data
+from fedprompt.federation.round import adapt_client, finish_round, round_record, train_client
 from fedprompt.methods import method_class
 from fedprompt.methods.base import State, Task, Tensors
 from fedprompt.methods.training import Schedule
-from fedprompt.randomness import numpy_generator, torch_generator
+from fedprompt.randomness import torch_generator
 
-GIB = 2**30
+if TYPE_CHECKING:  # a third of a second to import
+    from matplotlib.figure import Figure
 
 
 class Simulation:
@@ -36,38 +34,31 @@ class Simulation:
     def __init__(self, config: Config) -> None:
         self.config = config
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
-        self.dataset = open_dataset(config.data)
-        validation = config.data.validation
-        if config.evaluation.split == "validation" and not validation:
-            raise UserError("To evaluate on the validation split, set data.validation to its share, such as 0.2.")
-        self.parts = partition(self.dataset, config.partition, config.seed, validation)
-        self.newcomers = _held_out(config, len(self.parts))
-        self.members = [client for client in range(len(self.parts)) if client not in self.newcomers]
+        population = Population(config)
+        self.dataset, self.parts = population.dataset, population.parts
+        self.newcomers, self.members = population.newcomers, population.members
         # After the data: weights may want the network, and what is wrong with the data shows without it.
-        self.backbone = load_backbone(config.backbone.weights, config.backbone.image, pick_device(config.device))
+        settings, device = config.backbone, pick_device(config.device)
+        self.backbone = load_backbone(settings.weights, settings.image, device, settings.precision)
         task = Task(self.backbone, len(self.dataset.classes), len(self.parts))
         self.method = method_class(config.method)(config.method_settings(), task)
         self.fresh = self.method.initial(config.seed)
-        self.train_data, self.held_data = self._client_data()
+        self.train_data, self.held_data = client_data(config, self.backbone, self.method, self.dataset, self.parts)
         self.schedule = Schedule(config.training.epochs, config.training.batch)
 
-    def _client_data(self) -> tuple[list[ClientData], list[ClientData]]:
-        """Training and evaluation images of each client, read when first used."""
-        held = self.config.evaluation.split
-        source = self.dataset.test if held == "test" else self.dataset.train
-        splits = [(self.dataset.train, part.train) for part in self.parts]
-        splits += [(source, getattr(part, held)) for part in self.parts]
-        per_image = self.method.needs.bytes_per_image(self.backbone)
-        budget = self.config.backbone.feature_memory * GIB
-        fits = within_budget([len(index) for _, index in splits], per_image, budget)
-        side = self.backbone.vit.shape.image
-        data = [
-            ClientData(
-                self.backbone, partial(split.images, index, side), torch.from_numpy(split.labels[index]), keep=keep
-            )
-            for (split, index), keep in zip(splits, fits, strict=True)
-        ]
-        return data[: len(self.parts)], data[len(self.parts) :]
+    def about(self) -> dict[str, Any]:
+        """The classes, the domains, and the images of each client."""
+        return {
+            "classes": self.dataset.classes,
+            "domains": self.dataset.domains,
+            "clients": len(self.parts),
+            "images": [{"train": len(part.train), "test": len(part.test)} for part in self.parts],
+            "unreadable": self.dataset.unreadable,
+        }
+
+    def picture(self) -> Figure | None:
+        """Who has what."""
+        return partition_figure(self.dataset, self.parts)
 
     def start(self) -> FederationState:
         """The state before the first round."""
@@ -112,14 +103,9 @@ class Simulation:
             )
             updates.append(update)
         registered = {client: len(self.train_data[client]) for client in kept}
-        after, refused = finish_round(self.method, state, self.fresh.personal, updates, kept, registered)
-        names = sorted({name for update in updates for name in update.metrics})
-        figures = {
-            name: float(np.mean([update.metrics[name] for update in updates if name in update.metrics]))
-            for name in names
-        }
-        record: dict[str, Any] = {"round": number, "participants": list(kept), "training": figures}
-        return after, record | ({"refused": refused} if refused else {})
+        rules = self.config.federation
+        after, refused = finish_round(self.method, state, self.fresh.personal, updates, kept, registered, rules)
+        return after, round_record(state, after, list(kept), updates, refused)
 
     def evaluate(self, state: FederationState) -> dict[str, Any]:
         """Accuracy of every member with the aggregated shared tensors and its own latest personal ones."""
@@ -147,42 +133,14 @@ class Simulation:
         return self._figures(params, "evaluate", state.round), params
 
     def _figures(self, params: dict[int, Tensors], *address: str | int) -> dict[str, Any]:
-        accuracies, probabilities, labels = {}, [], []
+        tallies = {}
         for client, tensors in params.items():
             generator = torch_generator(self.config.seed, *address, client)
             data = self.held_data[client]
             if not len(data):
                 continue
             predicted = evaluate_client(self.method, tensors, data, generator, self.config.evaluation.batch)
-            accuracies[client] = predicted.accuracy
-            probabilities.append(predicted.probabilities)
-            labels.append(data.labels)
-        if not accuracies:
+            tallies[client] = tally(predicted.probabilities, data.labels)
+        if not tallies:
             raise UserError("No client has an image to evaluate on; give the evaluation split more images.")
-        pooled, truth = torch.cat(probabilities), torch.cat(labels)
-        figures: dict[str, Any] = summary(list(accuracies.values()))
-        figures["nll"] = negative_log_likelihood(pooled, truth)
-        figures["calibration_error"] = calibration_error(pooled, truth)
-        figures["accuracy"] = {str(client): value for client, value in accuracies.items()}
-        return figures
-
-
-def _held_out(config: Config, clients: int) -> list[int]:
-    """Numbers of the clients that join only after training."""
-    wanted = config.new_clients.hold_out
-    if wanted == "none":
-        return []
-    if clients == 1 and wanted:
-        raise UserError("With one client nobody can be held out; set new_clients.hold_out to none.")
-    if wanted == "half":
-        return list(range(clients - clients // 2, clients))
-    if wanted == "random_half":
-        order = numpy_generator(config.seed, "newcomers").permutation(clients)
-        return sorted(int(client) for client in order[: clients // 2])
-    assert not isinstance(wanted, str)
-    odd = [client for client in wanted if not 0 <= client < clients]
-    if odd:
-        raise UserError(f"new_clients.hold_out names client {odd[0]}, but clients are 0 to {clients - 1}.")
-    if len(set(wanted)) == clients:
-        raise UserError("new_clients.hold_out names every client, so nobody is left to train.")
-    return sorted(set(wanted))
+        return figures(tallies)

@@ -60,6 +60,7 @@ class Context:
     client: int
     generator: torch.Generator
     stage: int = 0
+    part: str = ""  # the name of the stage
     logs: dict[str, list[float]] = field(default_factory=dict)
     memo: Tensors = field(default_factory=dict)
 
@@ -73,6 +74,7 @@ class Stage:
 
     names: frozenset[str]
     epochs: int = 1
+    name: str = ""  # tells a loss which part it is in (``context.part``); new clients fine-tune in one without a name
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,10 @@ class Method:
         return F.linear(feature, params["head.weight"], params["head.bias"])
 
     def predict(self, params: Tensors, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Class probabilities (draws, batch, classes); their mean over the draws is the prediction."""
+        """Class probabilities (draws, batch, classes), NaN where a draw was not made.
+
+        Their mean over the draws that were made is the prediction.
+        """
         return self.logits(params, batch).softmax(-1).unsqueeze(0)
 
     # New clients

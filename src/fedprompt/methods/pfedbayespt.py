@@ -57,6 +57,14 @@ class PFedBayesPT(Method):
         extra_draws: NonNegativeInt = Field(1, description="extra draws of psi in the bound (S)")
         samples: PositiveInt = Field(5, description="mask draws at test (V)")
         sample_noise: bool = Field(False, description="draw the prompt's noise at test too; the paper takes the mean")
+        stop_early: float | None = Field(
+            None,
+            ge=0,
+            le=1,
+            description="stop drawing for an image whose leading class stays ahead even if every draw left is against "
+            "it by so much; 1 never changes a class, less is faster and may; by default all draws are made",
+        )
+        rows: PositiveInt = Field(256, description="images times draws in one forward at test; bounds the memory")
 
         prior: Literal["standard", "conditional"] = Field(
             "standard", description="N(0, prior_std^2), or centred on the mean that the whole image gives"
@@ -209,8 +217,60 @@ class PFedBayesPT(Method):
         settings = self.settings
         random = self.masked or (self.gaussian and settings.sample_noise)
         samples = settings.samples if random else 1
-        mean, log_std = self.posterior(params, batch, self.masks(samples, batch, generator))
-        mean = mean.expand(samples, *mean.shape[1:])
-        if settings.sample_noise and log_std is not None:
-            mean = mean + log_std.exp() * torch.randn(mean.shape, generator=generator).to(self.device)
+        # All draws are made here, whichever are used: so an image's first draws are the same however many follow.
+        masks = self.masks(samples, batch, generator)
+        noise = self._test_noise(samples, batch, generator)
+        if settings.stop_early is not None:
+            return self._until_settled(params, batch, masks, noise, samples, settings.stop_early)
+        together = max(1, settings.rows // len(batch))
+        return torch.cat(
+            [
+                self._probabilities(params, batch, masks, noise, slice(first, first + together), samples)
+                for first in range(0, samples, together)
+            ]
+        )
+
+    def _test_noise(self, samples: int, batch: Batch, generator: torch.Generator) -> Tensor | None:
+        if not (self.gaussian and self.settings.sample_noise):
+            return None
+        layout = (samples, len(batch), self.instance_depth, self.settings.instance_length, self.vit.shape.width)
+        return torch.randn(layout, generator=generator).to(self.device)
+
+    def _probabilities(
+        self, params: Tensors, batch: Batch, masks: Tensor | None, noise: Tensor | None, draws: slice, samples: int
+    ) -> Tensor:
+        """Class probabilities (draws, batch, classes) for some of the draws."""
+        mean, log_std = self.posterior(params, batch, None if masks is None else masks[draws])
+        count = len(range(*draws.indices(samples)))
+        mean = mean.expand(count, *mean.shape[1:])
+        if noise is not None and log_std is not None:
+            mean = mean + log_std.exp() * noise[draws]
         return self.log_likelihoods(params, batch, mean).exp()
+
+    def _until_settled(
+        self,
+        params: Tensors,
+        batch: Batch,
+        masks: Tensor | None,
+        noise: Tensor | None,
+        samples: int,
+        against: float,
+    ) -> Tensor:
+        """One draw after another, each for the images whose leading class could still change; NaN for those not made.
+
+        An image is settled when its leader would stay ahead even if the runner-up gained ``against`` on it in every
+        draw that is left.
+        """
+        drawn = torch.full((samples, len(batch), self.task.classes), torch.nan, device=self.device)
+        open_ = torch.arange(len(batch), device=self.device)
+        for draw in range(samples):
+            part = batch.at(open_)
+            own_masks = None if masks is None else masks[draw : draw + 1, open_]
+            own_noise = None if noise is None else noise[draw : draw + 1, open_]
+            drawn[draw, open_] = self._probabilities(params, part, own_masks, own_noise, slice(0, 1), 1)[0]
+            best = drawn[: draw + 1, open_].sum(0).topk(min(2, self.task.classes)).values  # (open, 2)
+            margin = best[:, 0] - best[:, -1] if self.task.classes > 1 else torch.full_like(best[:, 0], torch.inf)
+            open_ = open_[margin <= against * (samples - draw - 1)]
+            if not len(open_):
+                break
+        return drawn

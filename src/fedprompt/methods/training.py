@@ -33,7 +33,7 @@ def train(
     """Train a client's tensors on its data by SGD and return them; ``start`` is left as it was."""
     params = {name: value.clone() for name, value in start.items()}
     for number, stage in enumerate(method.stages(params) if stages is None else stages):
-        context.stage = number
+        context.stage, context.part = number, stage.name
         _run_stage(method, params, data, schedule, context, stage, seed, on_step)
     return params
 

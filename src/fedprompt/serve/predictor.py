@@ -29,7 +29,7 @@ class Prediction:
     classes: tuple[str, ...]
     probabilities: Tensor  # (images, classes), mean over draws
     spread: Tensor  # (images, classes), standard deviation over draws; zero for methods that draw nothing
-    draws: Tensor  # (draws, images, classes)
+    draws: Tensor  # (draws, images, classes); NaN for draws that were not needed, see ``stop_early``
 
     @property
     def labels(self) -> list[str]:
@@ -65,8 +65,9 @@ class Predictor:
             for index in torch.arange(len(pixels)).split(batch)
         ]
         draws = torch.cat(chunks, dim=1)
-        spread = draws.std(0, unbiased=False)
-        return Prediction(self.classes, draws.mean(0), spread, draws)
+        mean = draws.nanmean(0)
+        spread = (draws - mean).square().nanmean(0).sqrt()
+        return Prediction(self.classes, mean, spread, draws)
 
 
 def _items(images: Images) -> list[Any]:
