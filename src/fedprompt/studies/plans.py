@@ -1,0 +1,90 @@
+"""Which cells a study consists of, written down when it is run: to show it, one need not repeat every option."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedprompt.config import Config
+from fedprompt.federation.checkpoint import disk_error, write_atomically
+from fedprompt.run_folder import read_json
+from fedprompt.studies.cell import Cell
+from fedprompt.studies.store import Store
+from fedprompt.studies.study import Study
+
+_LOCAL = ("device", "threads", "data.root")  # changes that make no other study
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of a study with one set of changes; further seeds and columns are added to it."""
+
+    study: str
+    scale: str
+    changes: Mapping[str, Any]
+    tuned: bool
+    updated: float
+    cells: tuple[Cell, ...]
+
+    def on(self, data: Sequence[str]) -> list[Cell]:
+        """The cells on the data sets of these names; all of them if there are no names."""
+        return [cell for cell in self.cells if not data or cell.config.data.name in data]
+
+
+def save_plan(store: Store, study: Study, cells: Sequence[Cell], *, tuned: bool) -> None:
+    """Write down that a study has these cells, beside those that it has already."""
+    path = _path(store, study, tuned)
+    with _alone(path.parent):
+        old = _read(path).cells if path.is_file() else ()
+        merged = {cell.key: cell for cell in (*old, *cells)}
+        content = {
+            "study": study.name,
+            "scale": study.scale,
+            "set": dict(study.changes),
+            "tuned": tuned,
+            "updated": time.time(),
+            "cells": [{"settings": cell.config.resolved(), "samples": cell.samples} for cell in merged.values()],
+        }
+        write_atomically(path, json.dumps(content, default=str).encode() + b"\n")
+
+
+def find_plan(store: Store, study: Study, *, tuned: bool | None = None) -> Plan | None:
+    """The plan with the study's changes if it has any, else the one that was worked on last; None if there is none."""
+    paths = sorted((store.root / "plans").glob(f"{study.name}-{study.scale}-*.json"))
+    if study.changes:
+        paths = [path for path in paths if path in (_path(store, study, True), _path(store, study, False))]
+    plans = [plan for plan in map(_read, paths) if tuned in (None, plan.tuned)]
+    return max(plans, key=lambda plan: plan.updated, default=None)
+
+
+def _path(store: Store, study: Study, tuned: bool) -> Path:
+    changes = {key: value for key, value in study.changes.items() if key not in _LOCAL}
+    if weights := changes.get("backbone.weights"):
+        changes["backbone.weights"] = Path(str(weights)).name
+    mark = hashlib.sha256(json.dumps([changes, tuned], sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return store.root / "plans" / f"{study.name}-{study.scale}-{mark}.json"
+
+
+def _read(path: Path) -> Plan:
+    content = read_json(path)
+    cells = tuple(Cell(Config(**entry["settings"]), tuple(entry["samples"])) for entry in content["cells"])
+    return Plan(content["study"], content["scale"], content["set"], content["tuned"], content["updated"], cells)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time, so that none loses what another adds."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise disk_error(error, folder) from None
