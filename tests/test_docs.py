@@ -10,6 +10,7 @@ import typer
 from fedprompt.cli import app
 from fedprompt.config import parse_assignments, preset_names
 from fedprompt.methods import method_class
+from fedprompt.studies import study_names
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(
@@ -48,8 +49,14 @@ def complaint(words: list[str]) -> str | None:
         return None if words[0] in ("--help", "--version") else f"there is no option {words[0]}"
     if words[0] not in COMMANDS:
         return f"there is no command {words[0]}"
-    options = {opt: parameter for parameter in COMMANDS[words[0]].params for opt in parameter.opts if opt[0] == "-"}
-    rest, arguments = iter(words[1:]), []
+    command, called, words = COMMANDS[words[0]], words[0], words[1:]
+    while words and hasattr(command, "commands") and not words[0].startswith("-"):  # as in `fedprompt study run`
+        if words[0] not in command.commands:
+            return f"there is no command {called} {words[0]}"
+        command, called, words = command.commands[words[0]], f"{called} {words[0]}", words[1:]
+    options = {opt: parameter for parameter in command.params for opt in parameter.opts if opt[0] == "-"}
+    options |= {opt: parameter for parameter in command.params for opt in parameter.secondary_opts}
+    rest, arguments = iter(words), []
     for word in rest:
         option, equals, value = word.partition("=")
         if not word.startswith("--"):
@@ -58,14 +65,14 @@ def complaint(words: list[str]) -> str | None:
         if option == "--help":
             continue
         if option not in options:
-            return f"{words[0]} has no option {option}"
+            return f"{called} has no option {option}"
         if not options[option].is_flag:
             value = value if equals else next(rest, None)
             if value is None:
                 return f"{option} lacks its value"
             if not stands_for_something(value):
                 check_value(option, value)
-    return wrong_preset(words[0], arguments)
+    return wrong_preset(called, arguments)
 
 
 def stands_for_something(word: str) -> bool:
@@ -88,6 +95,10 @@ def wrong_preset(command: str, arguments: list[str]) -> str | None:
         preset = arguments[0]
         if not (preset in preset_names() or preset.endswith(".toml") or stands_for_something(preset)):
             return f"there is no preset {preset}"
+    if command in ("study run", "study show") and arguments:
+        study = arguments[0]
+        if not (study in study_names() or study.endswith(".toml") or stands_for_something(study)):
+            return f"there is no study {study}"
     return None
 
 
@@ -124,15 +135,19 @@ def test_wrong_commands_would_be_found():
     text = (
         "    fedprompt rum\n\n"
         "```\nfedprompt run digits6 --sett a=1\n$ fedprompt trane\n```\nand `fedprompt run digits9`, `fedprompt run X`"
+        " `fedprompt study rum ablation`, `fedprompt study run ablatoin`, `fedprompt study run ablation --onn digits6`"
     )
     found = [complaint(words) for words in commands(text)]
     assert sorted(filter(None, found)) == [
         "run has no option --sett",
+        "study run has no option --onn",
         "there is no command rum",
+        "there is no command study rum",
         "there is no command trane",
         "there is no preset digits9",
+        "there is no study ablatoin",
     ]
-    assert len(found) == 5
+    assert len(found) == 8
     assert complaint(shlex.split("compare digits6 --methods head-tune,fedvpt-d --seeds 0,1,2 --set a.b=1")) is None
     assert complaint(shlex.split("predict RUN --client 3 a.png b.png --json")) is None
     with pytest.raises(Exception, match="sgtp"):

@@ -46,7 +46,7 @@ def test_the_wheel_carries_presets_the_mini_vit_and_its_types(wheel):
     with zipfile.ZipFile(wheel) as archive:
         found = set(archive.namelist())
     packaged = REPOSITORY / "src"
-    wanted = [path for path in packaged.glob("fedprompt/**/*") if path.suffix in (".py", ".toml")]
+    wanted = [path for path in packaged.glob("fedprompt/**/*") if path.suffix in (".py", ".toml", ".csv", ".css")]
     assert len(wanted) > 30
     for path in (*wanted, packaged / "fedprompt/py.typed"):
         assert path.relative_to(packaged).as_posix() in found

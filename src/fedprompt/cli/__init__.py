@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.markup import escape
 
-from fedprompt.cli import listing, prediction, training
+from fedprompt.cli import client, federation, listing, prediction, reporting, studies, training
 from fedprompt.cli.console import err
 from fedprompt.errors import UserError
 
@@ -22,7 +22,12 @@ app = typer.Typer(
 )
 app.command("run")(training.run)
 app.command("compare")(training.compare)
+app.add_typer(studies.app, name="study")
+app.command("tune")(studies.tune)
+app.command("report")(reporting.report)
 app.command("predict")(prediction.predict)
+app.add_typer(federation.app, name="federation")
+app.add_typer(client.app, name="client")
 app.command("methods")(listing.list_methods)
 app.command("data")(listing.data)
 app.command("presets")(listing.list_presets)
@@ -37,5 +42,8 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
-            err.print("Stopped. A run goes on with: fedprompt run --resume FOLDER")
+            err.print(
+                "Stopped. A run goes on with: fedprompt run --resume FOLDER; a federation with "
+                "--resume; a study with the same command again"
+            )
         raise

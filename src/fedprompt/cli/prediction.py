@@ -10,6 +10,7 @@ import typer
 
 from fedprompt import runs
 from fedprompt.cli.console import Json, out, table
+from fedprompt.serve.predictor import Prediction
 
 
 def predict(
@@ -20,7 +21,11 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Classify images with one client's model: probabilities, and their spread over the draws of the prompt."""
-    prediction = runs.load_run(folder).predictor(client)(images)
+    show_prediction(runs.load_run(folder).predictor(client)(images), images, top, as_json=as_json)
+
+
+def show_prediction(prediction: Prediction, images: list[str], top: int, *, as_json: bool) -> None:
+    """Print the most probable classes of each image."""
     rows: list[dict[str, Any]] = []
     for image, mean, spread in zip(images, prediction.probabilities, prediction.spread, strict=True):
         best = mean.argsort(descending=True)[:top]

@@ -16,6 +16,7 @@ from fedprompt.federation.checkpoint import write_atomically
 from fedprompt.live import LiveRun
 from fedprompt.methods import methods
 from fedprompt.report.plots import comparison_curves, png
+from fedprompt.report.spread import mean_and_spread
 from fedprompt.run_folder import free_path
 
 
@@ -77,7 +78,7 @@ def _print_comparison(done: list[runs.Run]) -> None:
         column.justify = "right"
     for title, group in _by_method(done).items():
         figures = [one.summary["final"] for one in group]
-        cells = [_mean_and_spread([100 * f[name] for f in figures]) for name in ("average", "worst_local")]
+        cells = [mean_and_spread([100 * f[name] for f in figures]) for name in ("average", "worst_local")]
         seconds = sum(sum(line["seconds"] for line in one.timings) for one in group) / len(group)
         sent = group[0].summary["bytes_per_client_and_round"]
         shown.add_row(title, *cells, f"{sent:,}", f"{seconds:.0f}")
@@ -114,11 +115,3 @@ def _draw_comparison(done: list[runs.Run], folder: Path) -> Path:
     path = free_path(folder / f"{name}-comparison.png")
     write_atomically(path, png(comparison_curves(histories, f"Methods on {name}")))
     return path
-
-
-def _mean_and_spread(values: list[float]) -> str:
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{mean:.2f}"
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return f"{mean:.2f} ± {variance**0.5:.2f}"

@@ -1,0 +1,102 @@
+"""Figure 3: prediction with V = 5 draws, and with as many as each image needs, against textbook code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import CLASSES, Case, backbone, images
+from textbook import TextbookPFedBayesPT
+from timing import ratios, take_turns
+
+from fedprompt.backbone.cache import ClientData
+from fedprompt.federation.simulation import Simulation
+from fedprompt.methods.base import Method, Task, Tensors
+from fedprompt.methods.pfedbayespt import PFedBayesPT
+from fedprompt.randomness import torch_generator
+from fedprompt.runs import Run
+
+SAMPLES = 5  # the paper's V
+
+
+@torch.no_grad()
+def predict(method: Method, params: Tensors, data: ClientData, batch: int) -> torch.Tensor:
+    """Class probabilities (draws, images, classes) of all images; features are computed anew, as for new images."""
+    generator = torch_generator(0, "predict")
+    chunks = [
+        method.predict(params, data.batch(index, method.needs), generator)
+        for index in torch.arange(len(data)).split(batch)
+    ]
+    return torch.cat(chunks, dim=1)
+
+
+def all_draws(case: Case) -> dict[str, Any]:
+    """V = 5 for every image: textbook against ours, with features known (a test set in a run) and not (new images)."""
+    settings = PFedBayesPT.Settings(samples=SAMPLES)
+    formats = (torch.float32, torch.bfloat16)
+    models = {dtype: backbone(case.shape, dtype) for dtype in formats}
+    methods = {dtype: PFedBayesPT(settings, Task(models[dtype], CLASSES, 1)) for dtype in formats}
+    textbook = TextbookPFedBayesPT(settings, Task(models[torch.float32], CLASSES, 1))
+    state = textbook.initial(0)
+    params = {**state.shared, **state.personal}
+    params["head.weight"] = torch.randn(params["head.weight"].shape, generator=torch.Generator().manual_seed(1))
+    known = {dtype: images(models[dtype], case.images) for dtype in formats}
+    new = {
+        dtype: ClientData(models[dtype], lambda d=dtype: known[d].pixels, known[dtype].labels, keep=False)
+        for dtype in formats
+    }
+    found: dict[str, torch.Tensor] = {}
+
+    def run(name: str, method: Method, data: ClientData) -> None:
+        found[name] = predict(method, params, data, case.batch).mean(0)
+
+    candidates = {"textbook fp32": (textbook, known[torch.float32])}
+    for dtype, label in zip(formats, ("fp32", "bf16"), strict=True):
+        candidates[f"fedprompt {label}, new images"] = (methods[dtype], new[dtype])
+        candidates[f"fedprompt {label}, features kept"] = (methods[dtype], known[dtype])
+    turns = {name: (lambda name=name, pair=pair: run(name, *pair)) for name, pair in candidates.items()}
+    figures = ratios(take_turns(turns, case.repeats), "textbook fp32")
+    for name, own in figures.items():
+        own["difference"] = float((found[name] - found["textbook fp32"]).abs().max())
+    return {"case": case.name, "images": case.images, "batch": case.batch, "candidates": figures}
+
+
+def as_many_as_needed(folder: Path, tolerances: tuple[float, ...], repeats: int) -> dict[str, Any]:
+    """On a trained run: draws used, accuracy and agreement with V = 5 over tolerances, and times against textbook."""
+    done = Run(folder)
+    simulation = Simulation(done.config)
+    state, method = done.state(), simulation.method
+    assert isinstance(method, PFedBayesPT)
+    groups = simulation.groups(state)
+    clients = [
+        ({**method.payload(groups, client), **simulation.personal(state, client)}, simulation.held_data[client])
+        for client in simulation.members
+    ]
+    labels = torch.cat([data.labels for _, data in clients])
+
+    def whole(kind: type[Method], **changes: Any) -> torch.Tensor:
+        own = kind(method.settings.model_copy(update={"samples": SAMPLES, **changes}), method.task)
+        chunks = [predict(own, params, data, done.config.evaluation.batch) for params, data in clients]
+        return torch.cat(chunks, dim=1)
+
+    drawn: dict[str, torch.Tensor] = {}
+
+    def run(name: str, kind: type[Method], **changes: Any) -> None:
+        drawn[name] = whole(kind, **changes)
+
+    turns = {
+        "textbook V=5": lambda: run("textbook V=5", TextbookPFedBayesPT),
+        "fedprompt V=5": lambda: run("fedprompt V=5", PFedBayesPT),
+    }
+    for tolerance in tolerances:
+        name = f"stop_early={tolerance:g}"
+        turns[name] = lambda name=name, tolerance=tolerance: run(name, PFedBayesPT, stop_early=tolerance)
+    figures = ratios(take_turns(turns, repeats), "textbook V=5")
+    reference = drawn["fedprompt V=5"].mean(0).argmax(-1)
+    for name, own in figures.items():
+        predicted = drawn[name].nanmean(0).argmax(-1)
+        own["accuracy"] = float((predicted == labels).double().mean())
+        own["agreement"] = float((predicted == reference).double().mean())
+        own["draws"] = float((~drawn[name][..., 0].isnan()).sum(0).double().mean())
+    return {"run": done.config.name, "images": len(labels), "candidates": figures}

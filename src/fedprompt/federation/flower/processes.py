@@ -1,0 +1,145 @@
+"""Flower's own programs as child processes: each with a log, all stopped at the end, none left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fedprompt.errors import UserError
+
+STOP = 10.0  # seconds that a process gets to stop by itself
+_PR_SET_PDEATHSIG = 1  # Linux: a signal to the child when its parent dies
+
+
+class Processes:
+    """Started programs; leaving the context stops them and all that they started."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        """Start a program in a session of its own, so that Ctrl-C reaches us alone and we stop it in good order."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            self.running[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=dict(environment),
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    def check(self, name: str, log: Path) -> None:
+        """One sentence if a program that should run has ended."""
+        for process in self.running.values():
+            process.poll()  # take leave of the dead: Flower's helpers of a node wait for that
+        code = self.running[name].poll()
+        if code is not None:
+            raise UserError(f"{name} has stopped with code {code}; its last words are in {log}.")
+
+    def stop(self, *names: str) -> None:
+        """Stop these programs, or all, with everything that they started."""
+        chosen = {name: self.running.pop(name) for name in names or reversed(list(self.running))}
+        family = descendants([process.pid for process in chosen.values()])
+        for process in chosen.values():
+            _signal(process.pid, signal.SIGTERM)
+        until = time.monotonic() + STOP
+        while time.monotonic() < until and any(process.poll() is None for process in chosen.values()):
+            time.sleep(0.05)
+        # What is left has ended its own work: Flower's helpers notice within a second or two that they are orphans.
+        for process in chosen.values():
+            _signal(process.pid, signal.SIGKILL)
+            process.wait()
+        for pid in family:
+            _signal(pid, signal.SIGKILL)
+
+
+def descendants(parents: Sequence[int]) -> list[int]:
+    """Process numbers of all children of these, and of theirs."""
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
+    children: dict[int, list[int]] = {}
+    for line in listing.splitlines():
+        child, parent = (int(part) for part in line.split())
+        children.setdefault(parent, []).append(child)
+    found, queue = [], list(parents)
+    while queue:
+        for child in children.get(queue.pop(), []):
+            found.append(child)
+            queue.append(child)
+    return found
+
+
+def environment(home: Path, threads: int | None = None) -> dict[str, str]:
+    """The environment of Flower's programs: their folder, this Python's programs, no telemetry, few threads."""
+    chosen = {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+    if threads:
+        chosen |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    return chosen
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def wait_for_port(host: str, port: int, seconds: float) -> bool:
+    """Whether somebody listens there before the time is over."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            with socket.create_connection((host, port), timeout=1):
+                return True
+        except OSError:
+            time.sleep(0.1)
+    return False
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs (one that ended and was not waited for does not count)."""
+    try:
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ).stdout
+    except OSError:
+        return True
+    return bool(state.strip()) and not state.strip().startswith("Z")
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
