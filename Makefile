@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test test-federation lint install dev clean
+.PHONY: demo test test-federation test-federation-results test-federation-faults lint install dev clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedprompt compare digits6 --methods head-tune,fedvpt-d,pfedbayespt
@@ -12,8 +12,17 @@ demo: $(VENV)/.installed
 test: lint
 	$(BIN)/python -m pytest
 
+# Two at once: a federation waits more than it computes.
 test-federation: $(VENV)/.installed-federation
-	$(BIN)/python -m pytest tests/flower -m federation
+	$(MAKE) --jobs 2 --output-sync test-federation-results test-federation-faults
+
+test-federation-results:
+	$(BIN)/python -m pytest -m federation tests/flower/test_parity.py tests/flower/test_two_organisations.py \
+		tests/flower/test_flower_simulation.py
+
+test-federation-faults:
+	$(BIN)/python -m pytest -m federation tests/flower/test_bad_nodes.py tests/flower/test_faults.py \
+		tests/flower/test_server_killed.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

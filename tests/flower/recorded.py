@@ -22,7 +22,11 @@ class Sent:
     tensors: Counter[str] = field(default_factory=Counter)  # by name
     numbers: set[str] = field(default_factory=set)  # names of counts and figures
     words: set[str] = field(default_factory=set)  # names of texts
-    tensor_bytes: int = 0
+    chunks: list[bytes] = field(default_factory=list)  # the tensors' numbers
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(map(len, self.chunks))
 
 
 def read_sent(folder: Path) -> Sent:
@@ -41,7 +45,7 @@ def _take_apart(content: bytes, sent: Sent) -> None:
     kind = get_object_type_from_object_content(content)
     sent.kinds[kind] += 1
     if kind == "ArrayChunk":
-        sent.tensor_bytes += len(content) - content.index(b"\x00") - 1
+        sent.chunks.append(content[content.index(b"\x00") + 1 :])
     elif kind == "ArrayRecord":
         sent.tensors.update(list(json.loads(get_object_body(content, ArrayRecord))))
     elif kind == "MetricRecord":

@@ -1,9 +1,11 @@
 """A server's folder: certificates, who is admitted under which number, and one sentence for each mistake."""
 
+import re
 import ssl
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -21,6 +23,7 @@ from fedprompt.federation.flower.papers import Card, Invitation
 from fedprompt.federation.flower.processes import Processes, alive, descendants
 
 ADDRESS = "fl.example.org:9092"
+MARK = "pytestmark = pytest.mark." + "federation"
 
 
 @pytest.fixture
@@ -188,3 +191,12 @@ def test_a_mistake_at_the_command_line_is_one_sentence(arguments, words, tmp_pat
 def test_a_run_name_is_hexadecimal():
     with pytest.raises(ValueError, match="run"):
         Charter(run="../..", address=ADDRESS, classes=("a", "b"))
+
+
+def test_make_runs_every_process_test():
+    repository = Path(__file__).resolve().parent.parent.parent
+    marked = {
+        path.name for path in (repository / "tests" / "flower").glob("test_*.py") if MARK in path.read_text("utf-8")
+    }
+    assert marked
+    assert marked <= set(re.findall(r"tests/flower/(test_\w+\.py)", (repository / "Makefile").read_text("utf-8")))

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from fedprompt.backbone.cache import ClientData
-from fedprompt.federation.round import train_client
+from fedprompt.federation.round import adapt_client, train_client
 from fedprompt.methods import fedprox, methods
 from fedprompt.methods.base import Context, Task
 from fedprompt.methods.fedprox import FedProx
@@ -104,3 +104,16 @@ def test_the_example_in_contributing_is_the_file_and_short():
     blocks = re.findall(r"^```python\n(.*?)^```", CONTRIBUTING.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert source in blocks
     assert len(source.splitlines()) <= 40
+
+
+def test_a_new_clients_head_is_not_held_to_its_start(tiny_backbone):
+    """Fine-tuning is the same for any strength of the pull: there is nothing of the client's that the server sent."""
+    labels = torch.arange(12) % 3
+    pixels = (80 * labels[:, None, None, None]).expand(-1, 3, 16, 16).to(torch.uint8)
+    heads = []
+    for mu in (0.0, 10.0):
+        method = FedProx(FedProx.Settings(mu=mu), Task(tiny_backbone, 3, 2))
+        data = ClientData(tiny_backbone, lambda: pixels, labels)
+        after = adapt_client(method, method.initial(0), data, Schedule(2, 4), seed=0, round_number=1, client=1)
+        heads.append(after["head.weight"])
+    assert torch.equal(*heads)

@@ -94,7 +94,11 @@ def _describe_method(key: str, config: Config, task: Task) -> dict[str, Any]:
     state = method.initial(config.seed)
     groups = {
         group: sorted({name.split(".")[0] for name in tensors})
-        for group, tensors in (("shared", state.shared), ("personal", state.personal), ("server", state.server))
+        for group, tensors in (
+            ("shared", method.expected(state)),
+            ("personal", state.personal),
+            ("server", state.server),
+        )
     }
     return {
         "method": key,

@@ -68,7 +68,9 @@ def fine_tune(
 ) -> Tensors:
     """A new client's own part: train what the method lets it, its head, from what the server gave."""
     stage = Stage(frozenset(name for name in start if method.adapts(name)))
-    context = Context(start, round_number, client, torch_generator(seed, "adapt", client))
+    # What it fine-tunes is its own from here on: no method should hold it to where it began.
+    received = {name: value for name, value in start.items() if name not in stage.names}
+    context = Context(received, round_number, client, torch_generator(seed, "adapt", client))
     return train(method, start, data, schedule, context, seed, stages=[stage])
 
 

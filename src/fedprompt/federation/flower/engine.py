@@ -40,7 +40,8 @@ class FlowerEngine:
         self.note: Callable[[dict[str, Any]], None] = lambda record: None  # of each update that came in
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
         self.members = sorted(member.client for member in charter.members.values() if member.trains)
-        self.newcomers = sorted(member.client for member in charter.members.values() if not member.trains)
+        # Those of the beginning; who was admitted later is welcomed one by one.
+        self.newcomers = [client for client in range(charter.clients) if client not in self.members]
         if not self.members:
             raise UserError("Nobody was admitted to this federation yet; use fedprompt federation admit.")
         self.registered = {member.client: member.images for member in charter.members.values()}
@@ -99,11 +100,10 @@ class FlowerEngine:
         raise AssertionError
 
     def _round(self, state: FederationState, on_step: Callable[[], None]) -> tuple[FederationState, dict[str, Any]]:
-        number, groups = state.round + 1, self._groups(state)
+        number = state.round + 1
         asked = self.cohort(number)
         self._gather(asked)
-        contents = {client: self._content(state, client, number, self._payload(groups, client)) for client in asked}
-        answers, missing = self.post.exchange(wire.TRAIN, contents, number, on_step)
+        answers, missing = self.post.exchange(wire.TRAIN, self._contents(state, asked, number), number, on_step)
         updates, refused = _updates(answers)
         for update in updates:
             self.note({"round": number, "client": update.client, "bytes": _size(update)})
@@ -117,18 +117,14 @@ class FlowerEngine:
         return after, record | ({"missing": _sentences(missing)} if missing else {})
 
     def evaluate(self, state: FederationState) -> dict[str, Any]:
-        groups = self._groups(state)
-        contents = {
-            client: self._content(state, client, state.round, self._payload(groups, client)) for client in self.members
-        }
-        answers, missing = self.post.exchange(wire.EVALUATE, contents, state.round)
-        tallies = _tallies(answers, missing)
-        if not tallies:
-            raise UserError(f"Nobody could be evaluated after round {state.round}; start again with --resume.")
-        return figures(tallies) | ({"not_evaluated": _sentences(missing)} if missing else {})
-
-    def _payload(self, groups: State, client: int) -> Tensors:
-        return self.method.payload(groups, client)
+        contents = self._contents(state, self.members, state.round)
+        for _ in range(self.config.federation.attempts):
+            answers, missing = self.post.exchange(wire.EVALUATE, contents, state.round)
+            if tallies := _tallies(answers, missing):
+                return figures(tallies) | ({"not_evaluated": _sentences(missing)} if missing else {})
+            self.say(f"Nobody could be evaluated after round {state.round}. Trying again.")
+            self._gather(self.members)
+        raise UserError(f"Nobody could be evaluated after round {state.round}; start again with --resume.")
 
     # Clients that join afterwards
 
@@ -173,6 +169,11 @@ class FlowerEngine:
         return self.method.meet(groups, updates[0]) if updates and not refused else None
 
     # Messages
+
+    def _contents(self, state: FederationState, clients: list[int], number: int) -> Answers:
+        """For each client its order, with what the method sends to it."""
+        groups = self._groups(state)
+        return {client: self._content(state, client, number, self.method.payload(groups, client)) for client in clients}
 
     def _content(
         self, state: FederationState, client: int, number: int, payload: Tensors, accepted: int | None = None

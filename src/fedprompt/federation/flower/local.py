@@ -81,7 +81,8 @@ class LocalFederation:
         """Start one client's SuperNode; ``more`` goes into its environment."""
         place = self.folder / "nodes" / name
         command = start_command(place, free_ports(1)[0])
-        around = environment(place / "flower", node_threads(self.config, len(self.names))) | more
+        nodes = len(self.names)
+        around = environment(place / "flower", node_threads(self.config, nodes), max(0.5, nodes / 8)) | more
         self.processes.start(name, command, place / "supernode.log", around)
 
     def train(self, report: Report = lambda record: None) -> runs.Run:

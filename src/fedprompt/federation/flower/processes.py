@@ -89,14 +89,17 @@ def descendants(parents: Sequence[int]) -> list[int]:
     return found
 
 
-def environment(home: Path, threads: int | None = None) -> dict[str, str]:
-    """The environment of Flower's programs: their folder, this Python's programs, no telemetry, few threads."""
+def environment(home: Path, threads: int | None = None, pace: float = 0.5) -> dict[str, str]:
+    """The environment of Flower's programs: their folder, this Python's programs, no telemetry, few threads.
+
+    ``pace`` is how many seconds pass between two looks for work; many nodes on one machine should not look too often.
+    """
     chosen = {
         **os.environ,
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(pace),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
     if threads:

@@ -44,7 +44,7 @@ def serve(grid: Grid, federation: Path, run: Path, welcome: str = "") -> None:
         status.write("failed", reason=str(error))
         raise
     except Exception as error:
-        status.write("failed", reason=f"The server app failed with {type(error).__name__}; see server.log.")
+        status.write("failed", reason=f"The server app failed with {type(error).__name__}; see the SuperLink's log.")
         raise
 
 

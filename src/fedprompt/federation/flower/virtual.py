@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedprompt import runs
 from fedprompt.errors import UserError
 from fedprompt.federation.flower.charter import read_charter
 from fedprompt.federation.flower.client_app import make_client_app
-from fedprompt.federation.flower.server_app import serve
+from fedprompt.federation.flower.server_app import serve, status_path
 
 
 def simulate(folder: Path, cpus: float = 1.0, gpus: float = 0.0) -> runs.Run:
@@ -36,5 +37,11 @@ def simulate(folder: Path, cpus: float = 1.0, gpus: float = 0.0) -> runs.Run:
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     clients = len(read_charter(folder / "server").members)
     resources: dict[str, ConfigRecordValues] = {"num_cpus": cpus, "num_gpus": gpus}
-    run_simulation(server_app, make_client_app(place), clients, backend_config={"client_resources": resources})
+    try:
+        run_simulation(server_app, make_client_app(place), clients, backend_config={"client_resources": resources})
+    except (Exception, SystemExit):
+        status = json.loads(status_path(folder / "server").read_text())
+        if status["state"] == "failed":
+            raise UserError(str(status["reason"])) from None
+        raise
     return runs.load_run(folder)
