@@ -1,5 +1,6 @@
 """A server's folder: certificates, who is admitted under which number, and one sentence for each mistake."""
 
+import os
 import re
 import ssl
 import subprocess
@@ -20,7 +21,7 @@ from fedprompt.federation.flower.client_app import _answer
 from fedprompt.federation.flower.credentials import make_node_keys, make_server_certificates
 from fedprompt.federation.flower.headquarters import admit, init_federation, split_address, superlink_command
 from fedprompt.federation.flower.papers import Card, Invitation
-from fedprompt.federation.flower.processes import Processes, alive, descendants
+from fedprompt.federation.flower.processes import Processes, alive, family
 
 ADDRESS = "fl.example.org:9092"
 MARK = "pytestmark = pytest.mark." + "federation"
@@ -148,15 +149,28 @@ def test_the_text_of_an_error_stays_at_the_node(tmp_path):
     assert "patient-17" in (tmp_path / "node.log").read_text()
 
 
-def test_what_was_started_is_stopped_with_its_children(tmp_path):
+@pytest.mark.parametrize("detached", [False, True])
+def test_what_was_started_is_stopped_with_its_children(tmp_path, detached):
     sleep = "import time; time.sleep(600)"
-    script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleep!r}]); {sleep}"
+    script = f"subprocess.Popen([sys.executable, '-c', {sleep!r}], start_new_session={detached})"
     with Processes() as processes:
-        processes.start("parent", [sys.executable, "-c", script], tmp_path / "log", {})
-        parent = processes.running["parent"].pid
-        while not (family := descendants([parent])):
-            assert alive(parent)
-    assert not any(alive(pid) for pid in (parent, *family))
+        command = [sys.executable, "-c", f"import subprocess, sys; {script}; {sleep}"]
+        processes.start("parent", command, tmp_path / "log", dict(os.environ))
+        parent = processes.running["parent"]
+        while not (children := family([parent])):
+            assert alive(parent.pid)
+    assert not any(alive(pid) for pid in (parent.pid, *(line.pid for line in children)))
+
+
+def test_a_child_that_lost_its_parent_is_stopped_all_the_same(tmp_path):
+    sleep = "import time; time.sleep(600)"
+    script = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {sleep!r}]).pid)"
+    with Processes() as processes:
+        processes.start("parent", [sys.executable, "-c", script], tmp_path / "log", dict(os.environ))
+        processes.running["parent"].wait()
+        orphan = int((tmp_path / "log").read_text())
+        assert alive(orphan)
+    assert not alive(orphan)
 
 
 def test_a_program_that_ended_is_one_sentence(tmp_path):

@@ -128,7 +128,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if query.dtype != torch.bfloat16 or query.device.type != "cpu":
         return F.scaled_dot_product_attention(query, key, value)
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
-    return scores.float().softmax(-1).to(value.dtype) @ value
+    out: Tensor = scores.float().softmax(-1).to(value.dtype) @ value
+    return out
 
 
 class Mlp(nn.Module):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from fedprompt.errors import UserError
 
@@ -60,32 +60,50 @@ class Processes:
     def stop(self, *names: str) -> None:
         """Stop these programs, or all, with everything that they started."""
         chosen = {name: self.running.pop(name) for name in names or reversed(list(self.running))}
-        family = descendants([process.pid for process in chosen.values()])
+        # By session: a helper that has lost its parent, or was started just now, is still of its parent's session.
+        sessions = {process.pid for process in chosen.values()} | {
+            line.session for line in family(list(chosen.values()))
+        }
         for process in chosen.values():
             _signal(process.pid, signal.SIGTERM)
         until = time.monotonic() + STOP
         while time.monotonic() < until and any(process.poll() is None for process in chosen.values()):
             time.sleep(0.05)
-        # What is left has ended its own work: Flower's helpers notice within a second or two that they are orphans.
         for process in chosen.values():
             _signal(process.pid, signal.SIGKILL)
             process.wait()
-        for pid in family:
-            _signal(pid, signal.SIGKILL)
+        while left := [line.pid for line in listing() if line.session in sessions and not line.ended]:
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(0.05)
 
 
-def descendants(parents: Sequence[int]) -> list[int]:
-    """Process numbers of all children of these, and of theirs."""
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
-    children: dict[int, list[int]] = {}
-    for line in listing.splitlines():
-        child, parent = (int(part) for part in line.split())
-        children.setdefault(parent, []).append(child)
-    found, queue = [], list(parents)
+class Line(NamedTuple):
+    """One process of this machine."""
+
+    pid: int
+    parent: int
+    session: int
+    ended: bool  # and not yet taken leave of
+
+
+def listing() -> list[Line]:
+    """All processes that there are now."""
+    text = subprocess.run(["ps", "-eo", "pid=,ppid=,sess=,stat="], capture_output=True, text=True, check=False).stdout
+    rows = (line.split() for line in text.splitlines())
+    return [Line(int(pid), int(parent), int(session), state.startswith("Z")) for pid, parent, session, state in rows]
+
+
+def family(processes: Sequence[subprocess.Popen[bytes]]) -> list[Line]:
+    """All children of these, and theirs."""
+    lines = listing()
+    found: list[Line] = []
+    queue = [process.pid for process in processes]
     while queue:
-        for child in children.get(queue.pop(), []):
-            found.append(child)
-            queue.append(child)
+        parent = queue.pop()
+        children = [line for line in lines if line.parent == parent]
+        found += children
+        queue += [line.pid for line in children]
     return found
 
 
@@ -129,14 +147,8 @@ def wait_for_port(host: str, port: int, seconds: float) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still runs (one that ended and was not waited for does not count)."""
-    try:
-        state = subprocess.run(
-            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-        ).stdout
-    except OSError:
-        return True
-    return bool(state.strip()) and not state.strip().startswith("Z")
+    """Whether a process still runs; one that ended and was not taken leave of does not."""
+    return any(line.pid == pid and not line.ended for line in listing())
 
 
 def _die_with_parent() -> None:
