@@ -34,7 +34,6 @@ from fedprompt.federation.simulation import Simulation
 from fedprompt.methods import method_class
 from fedprompt.methods.base import State, Task
 from fedprompt.report.events import Events
-from fedprompt.report.plots import client_bars, learning_curves, png
 from fedprompt.report.table import Table
 from fedprompt.run_folder import append_record, new_folder, read_json, read_records, records_until, remove
 from fedprompt.serve.predictor import Predictor
@@ -271,6 +270,9 @@ def _rounds(folder: Path, engine: Engine, state: FederationState, observer: Obse
 
 def _finish(folder: Path, engine: Engine, state: FederationState) -> None:
     """Tables, pictures and, last of all, the summary that marks a run as finished."""
+    # Here, because matplotlib takes a third of a second to import, and a node of a federation never draws.
+    from fedprompt.report.plots import client_bars, learning_curves, png
+
     config, done = engine.config, Run(folder)
     records = done.records
     summary: dict[str, Any] = {

@@ -15,6 +15,7 @@ from fedprompt.federation.flower import wire
 from fedprompt.federation.flower.node import node_for
 from fedprompt.federation.flower.node_images import NodeRefusalError
 from fedprompt.federation.flower.node_settings import read_node_settings
+from fedprompt.federation.flower.processes import end_with_parent
 from fedprompt.federation.flower.wire import Order
 
 Folder = Callable[[Context], Path]
@@ -90,4 +91,5 @@ def _note(folder: Path, text: str) -> None:
         file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {text.rstrip()}\n")
 
 
+end_with_parent()
 app = make_client_app()

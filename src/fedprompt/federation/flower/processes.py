@@ -151,6 +151,17 @@ def alive(pid: int) -> bool:
     return any(line.pid == pid and not line.ended for line in listing())
 
 
+def end_with_parent() -> None:
+    """In a process that Flower started for one task: end with the one that started it, whatever it waits for.
+
+    Flower itself asks such an orphan to stop once; one that is then about to answer asks for its SuperNode for ever.
+    """
+    if sys.platform == "linux" and Path(sys.argv[0]).name in ("flwr-clientapp", "flwr-serverapp"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1 and "--parent-pid" in sys.argv:  # it is gone already
+            os._exit(1)
+
+
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -19,8 +19,10 @@ from fedprompt.errors import UserError
 from fedprompt.federation.checkpoint import load_state, write_atomically
 from fedprompt.federation.flower.charter import read_charter
 from fedprompt.federation.flower.engine import FlowerEngine
+from fedprompt.federation.flower.processes import end_with_parent
 from fedprompt.run_folder import append_record
 
+end_with_parent()
 app = ServerApp()
 
 
