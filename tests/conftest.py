@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,8 @@ SMALL = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory):
-    """Two threads unless told otherwise, and nothing is written to the user's own cache."""
+    """Two threads unless told otherwise, Ctrl-C works, and nothing is written to the user's own cache."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs deaf to it
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     os.environ["FEDPROMPT_CACHE"] = str(tmp_path_factory.mktemp("features"))
 
