@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_before": os.getloadavg()[0],
         "torch": torch.__version__,
-        "fedprompt": fedprompt.__version__,
+        "fedprompt": metadata.version("fedprompt"),
         "commit": commit.stdout.strip(),
         "date": time.strftime("%Y-%m-%d"),
     }

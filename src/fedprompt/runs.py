@@ -168,7 +168,7 @@ def run(
     >>> small = {"training.rounds": 1, "data.train_per_domain": 12, "data.test_per_domain": 12}
     >>> done = run("digits6", method="head-tune", seed=0, changes=small, out=tempfile.mkdtemp())
     >>> sorted(done.summary["final"])
-    ['average', 'calibration_error', 'nll', 'worst_local']
+    ['average', 'brier', 'calibration_error', 'draws', 'nll', 'worst_local']
     >>> done.predictor(client=3)(["docs/digits6.png"]).probabilities.shape  # doctest: +SKIP
     torch.Size([1, 10])
     """

@@ -90,5 +90,6 @@ class Data:
 
 def test_probabilities_are_averaged_over_draws_not_votes():
     found = evaluate_client(Coin(), {}, Data(), torch.Generator(), batch=2)
-    assert torch.allclose(found.probabilities, torch.tensor([[0.35, 0.65]]).expand(5, 2))
-    assert found.accuracy == pytest.approx(0.8)
+    assert (found.right, found.images, found.drawn) == (4, 5, 10)
+    assert found.log_loss == pytest.approx(-4 * math.log(0.65) - math.log(0.35))
+    assert found.squares == pytest.approx(4 * 2 * 0.35**2 + 2 * 0.65**2)

@@ -82,7 +82,7 @@ def test_figures_are_those_of_the_simulation(pair):
         assert mine["training"] == pytest.approx(theirs["training"], abs=1e-6)
     mine, theirs = networked.records[-1], simulated.records[-1]
     assert mine["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-6)
-    for key in ("average", "worst_local", "nll", "calibration_error"):
+    for key in ("average", "worst_local", "nll", "brier", "calibration_error"):
         assert mine[key] == pytest.approx(theirs[key], abs=1e-6)
     assert networked.summary == simulated.summary
 
@@ -117,7 +117,7 @@ def test_what_a_node_sends_are_the_shared_tensors_counts_and_figures(pair, sent)
     figures = {name for record in networked.records for name in record["training"]}
     assert set(sent.kinds) <= {"Message", "RecordDict", "ArrayRecord", "Array", "ArrayChunk", "MetricRecord"}
     assert dict(sent.tensors) == dict.fromkeys(engine.method.expected(engine.fresh), 2), "each once a round"
-    assert sent.numbers == {"examples", *figures, "images", "right", "log_loss", "gaps"}
+    assert sent.numbers == {"examples", *figures, "images", "right", "log_loss", "squares", "drawn", "gaps"}
     assert sent.words == set()
     assert size < sent.tensor_bytes <= 2 * size, "Flower sends equal pieces once"
 

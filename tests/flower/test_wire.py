@@ -1,5 +1,7 @@
 """What travels is raw named numbers; anything of another form is refused before it is read."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -70,18 +72,21 @@ def test_an_update_belongs_to_whom_the_key_says_whatever_the_message_claims():
 
 
 def test_sums_come_back_and_impossible_ones_are_seen():
-    tally = Tally(10, 7, 3.25, tuple(0.5 for _ in range(15)))
+    tally = Tally(10, 7, 3.25, 4.5, 50, tuple(0.5 for _ in range(15)))
     assert wire.read_tally(wire.tally_content(tally)) == tally
     assert tally.wrong() is None
     for bad in (
-        Tally(10, 11, 1.0, (0.0,) * 15),
-        Tally(-1, 0, 1.0, (0.0,) * 15),
-        Tally(10, 5, float("nan"), (0.0,) * 15),
-        Tally(10, 5, -1.0, (0.0,) * 15),
-        Tally(10, 5, 1.0, (99.0,) * 15),
-        Tally(10, 5, 1.0, (0.0,) * 3),
+        replace(tally, right=11),
+        replace(tally, images=-1, right=0),
+        replace(tally, log_loss=float("nan")),
+        replace(tally, log_loss=-1.0),
+        replace(tally, squares=float("nan")),
+        replace(tally, squares=21.0),
+        replace(tally, drawn=9),
+        replace(tally, gaps=(99.0,) * 15),
+        replace(tally, gaps=(0.0,) * 3),
     ):
-        assert bad.wrong() is not None
+        assert bad.wrong() is not None, bad
 
 
 def test_an_order_comes_back_as_it_was():

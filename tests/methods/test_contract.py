@@ -6,9 +6,9 @@ import torch
 from fedprompt.backbone.cache import ClientData
 from fedprompt.federation.checkpoint import FederationState, load_state, save_state
 from fedprompt.federation.guard import refuse
-from fedprompt.federation.round import adapt_client, finish_round, train_client
+from fedprompt.federation.round import adapt_client, fine_tune, finish_round, train_client
 from fedprompt.methods import methods
-from fedprompt.methods.base import NEWCOMER, State, Task
+from fedprompt.methods.base import HEAD, NEWCOMER, State, Task
 from fedprompt.methods.training import Schedule
 from fedprompt.randomness import torch_generator
 
@@ -152,6 +152,21 @@ def test_a_new_client_fine_tunes_its_head_and_nothing_else(method, clients, monk
     assert after.keys() == before.keys()
     for name, value in after.items():
         assert torch.equal(value, before[name]) != name.startswith("head."), name
+
+
+def test_a_head_on_features_computed_once_is_the_head_on_images(method, clients, monkeypatch):
+    """The shortcut for new clients of methods without randomness; the others must not take it."""
+    state, _ = one_round(method, start(method), clients)
+    params = method.newcomer(State(state.shared, method.initial(0).personal, state.server))
+
+    def head():
+        return fine_tune(method, params, clients[1], Schedule(2, 8), seed=0, round_number=2, client=1)
+
+    quick = head()
+    monkeypatch.setattr(type(method), "fixed_feature", False)
+    slow = head()
+    for name in HEAD:
+        torch.testing.assert_close(quick[name], slow[name], rtol=0, atol=1e-5 * float(slow[name].abs().max()))
 
 
 def test_a_new_client_changes_nothing_that_others_use(method, clients):

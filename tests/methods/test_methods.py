@@ -150,6 +150,7 @@ def test_probabilities_are_averaged_over_v_draws_of_the_mean(tiny_backbone):
     ("pfedbayespt-g", {}, 1),
     ("pfedbayespt-g", {"sample_noise": True}, 5),
     ("pfedbayespt", {}, 5),
+    ("pfedbayespt", {"noise": False}, 5),
 ])  # fmt: skip
 def test_each_variant_draws_as_often_as_it_should(tiny_backbone, key, settings, draws):
     method = build(key, tiny_backbone, **settings)
@@ -163,6 +164,17 @@ def test_the_deterministic_variant_has_no_std_network_and_no_randomness(tiny_bac
     params, batch = all_params(method, 0.1), batch_for(method)
     losses = {method.loss(params, batch, Context({}, 1, 0, torch_generator(seed, "noise"))).item() for seed in (0, 1)}
     assert len(losses) == 1
+
+
+def test_masks_alone_give_the_cross_entropy_of_masked_means(tiny_backbone):
+    method = build("pfedbayespt", tiny_backbone, noise=False, keep=0.5, draws=3)
+    assert not any("std" in name for name in method.initial(0).shared)
+    params, batch = all_params(method, 0.3), batch_for(method)
+    loss = method.loss(params, batch, Context({}, 1, 0, torch_generator(0, "noise")))
+    mean, _ = method.posterior(params, batch, method.masks(3, batch, torch_generator(0, "noise")))
+    scores = [method.log_likelihoods(params, batch, one[None])[0, torch.arange(6), batch.labels] for one in mean]
+    assert torch.allclose(loss, -torch.stack(scores).mean(), rtol=1e-5)
+    assert not torch.allclose(scores[0], scores[1], atol=1e-4)
 
 
 def test_the_gaussian_variant_has_noise_but_no_mask(tiny_backbone):

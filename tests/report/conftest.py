@@ -18,7 +18,14 @@ def folder_of(tmp_path):
         folder = tmp_path / "made" / f"run{len(list(tmp_path.glob('made/*')))}"
         folder.mkdir(parents=True)
         (folder / "config.toml").write_text(to_toml(config.resolved()), encoding="utf-8")
-        final = {"average": average, "worst_local": worst_local, "nll": 1.0, "calibration_error": 0.1, **figures}
+        final = {
+            "average": average,
+            "worst_local": worst_local,
+            "nll": 1.0,
+            "brier": 0.5,
+            "calibration_error": 0.1,
+            **figures,
+        }
         accuracy = {"0": average, "1": worst_local}
         record = {"round": 1, "training": {"cross_entropy": 1.0}, "accuracy": accuracy, **final}
         (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")

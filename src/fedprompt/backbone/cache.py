@@ -50,13 +50,14 @@ class Batch:
     embedded: Tensor | None = None  # (batch, tokens, width)
     cls: Tensor | None = None  # (batch, width)
     features: Tensor | None = None  # (batch, layers, tokens, width), normalised
+    final: Tensor | None = None  # (batch, width), what a head reads, where it is known already
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def at(self, index: Tensor) -> Batch:
         """Some of its images."""
-        parts = (self.embedded, self.cls, self.features)
+        parts = (self.embedded, self.cls, self.features, self.final)
         return Batch(self.labels[index], *(None if part is None else part[index] for part in parts))
 
 
@@ -155,6 +156,21 @@ class ClientData:
             return store.get(about, row, len(self))
         except DamagedError:
             return store.build(about, row, len(self), self._chunks(needs))
+
+
+@dataclass(frozen=True)
+class KnownFeatures:
+    """A client's images as heads see them: their last features (n, width), for training a head and nothing else."""
+
+    labels: Tensor
+    final: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, index: Tensor, needs: Needs) -> Batch:
+        """The images at these places; nothing else of them is there, whatever a method needs."""
+        return Batch(self.labels[index].to(self.final.device), final=self.final[index.to(self.final.device)])
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@ For each layer i (paper, sec. "Prompt Generation")::
     log_std_i = 0.5 * MLP_std(LN(f_i * m_i)^T)^T
 
 where f_i are the tokens that enter layer i without prompts, m_i a binary mask over tokens, and both MLPs act along the
-token axis. All layers are stacked into one product. The LayerNorm's gain and bias act per channel and the mask per
-token, so both can be moved past the first matrix, exactly::
+token axis. Both networks and all draws of a layer are columns of one product. The LayerNorm's gain and bias act per
+channel and the mask per token, so both can be moved past the first matrix, exactly::
 
     sum_t (g_c x_tc m_t + b_c) W_th  =  g_c sum_t x_tc (m_t W_th)  +  b_c sum_t W_th
 
@@ -101,30 +101,45 @@ def encode(
     """
     own = {name.removeprefix(PREFIX): value for name, value in params.items() if name.startswith(PREFIX)}
     get = {name: value.to(features.dtype) for name, value in own.items()}
-    masks = None if masks is None else masks.to(features.dtype)
     nets = [net for net in ("mean", "std") if f"{net}.fc1.weight" in get]
     batch, layers = features.shape[:2]
     draws = 1 if masks is None else len(masks)
 
     first = torch.cat([get[f"{net}.fc1.weight"] for net in nets], dim=1)  # (layers, nets * hidden, tokens)
     first_bias = torch.cat([get[f"{net}.fc1.bias"] for net in nets], dim=1)  # (layers, nets * hidden)
-    if masks is None:
-        columns = first.expand(batch, layers, *first.shape[1:])
-    else:
-        per_draw = masks.permute(1, 2, 0, 3).unsqueeze(3)  # (batch, layers, draws, 1, tokens)
-        if len(nets) == 2 and not mask_std:
-            hidden = first.shape[1] // 2
-            seen = torch.ones_like(per_draw).expand(-1, -1, -1, hidden, -1)
-            per_draw = torch.cat([per_draw.expand(-1, -1, -1, hidden, -1), seen], dim=3)
-        columns = (per_draw * first.unsqueeze(1)).flatten(2, 3)  # (batch, layers, draws * nets * hidden, tokens)
-    product = columns @ features  # (batch, layers, draws * nets * hidden, width)
-    product = product.unflatten(2, (draws, -1))
-    bias = get["norm.bias"].unsqueeze(1) * first.sum(-1, keepdim=True) + first_bias.unsqueeze(-1)
-    x = torch.addcmul(bias.unsqueeze(1), product, get["norm.weight"][:, None, None])  # (layers, 1, hidden, width) gains
-    x = F.gelu(x) if activation == "gelu" else F.relu(x)
+    bias = get["norm.bias"].unsqueeze(1) * first.sum(-1, keepdim=True) + first_bias.unsqueeze(-1)  # (..., width)
+    second = _side_by_side([get[f"{net}.fc2.weight"] for net in nets])  # (layers, nets * length, nets * hidden)
+    second_bias = torch.cat([get[f"{net}.fc2.bias"] for net in nets], dim=1).unsqueeze(-1)
+
+    # Layer by layer: what is at work then stays in the processor's cache, which halves the time on CPUs.
     outputs = []
-    for net, part in zip(nets, x.chunk(len(nets), dim=3), strict=True):
-        second = get[f"{net}.fc2.weight"].unsqueeze(1)  # (layers, 1, length, hidden)
-        out = second @ part + get[f"{net}.fc2.bias"][:, None, :, None]  # (batch, layers, draws, length, width)
-        outputs.append(out.permute(2, 0, 1, 3, 4).to(torch.promote_types(out.dtype, torch.float32)))
-    return outputs[0], 0.5 * outputs[1] if len(outputs) == 2 else None
+    for layer in range(layers):
+        if masks is None:
+            columns = first[layer].expand(batch, 1, -1, -1)
+        else:
+            mask = masks[:, :, layer].transpose(0, 1).unsqueeze(2).to(features.dtype)  # (batch, draws, 1, tokens)
+            if len(nets) == 2 and not mask_std:
+                hidden = first.shape[1] // 2
+                mask = torch.cat([mask, torch.ones_like(mask)], dim=2).repeat_interleave(hidden, dim=2)
+            columns = mask * first[layer]  # (batch, draws, nets * hidden, tokens)
+        product = torch.bmm(columns.flatten(1, 2), features[:, layer])
+        product = product.unflatten(1, (draws, -1))  # (batch, draws, nets * hidden, width)
+        x = torch.addcmul(bias[layer], product, get["norm.weight"][layer])
+        x = (F.gelu(x) if activation == "gelu" else F.relu(x)).flatten(0, 1)
+        outputs.append(torch.bmm(second[layer].expand(len(x), -1, -1), x))
+    out = torch.stack(outputs, dim=1) + second_bias  # (batch * draws, layers, nets * length, width)
+    out = out.unflatten(0, (batch, draws)).transpose(0, 1).to(torch.promote_types(out.dtype, torch.float32))
+    if len(nets) == 1:
+        return out, None
+    mean, log_variance = out.chunk(2, dim=3)
+    return mean, 0.5 * log_variance
+
+
+def _side_by_side(weights: list[Tensor]) -> Tensor:
+    """Matrices (layers, rows, columns) along the diagonals of larger ones, so that one product serves all."""
+    columns = sum(weight.shape[2] for weight in weights)
+    rows, before = [], 0
+    for weight in weights:
+        rows.append(F.pad(weight, (before, columns - before - weight.shape[2])))
+        before += weight.shape[2]
+    return torch.cat(rows, dim=1)

@@ -30,6 +30,21 @@ def log_losses(probabilities: Tensor, labels: Tensor) -> Tensor:
     return -probabilities.gather(-1, labels.unsqueeze(-1)).clamp_min(1e-12).double().log().squeeze(-1)
 
 
+def brier_score(probabilities: Tensor, labels: Tensor) -> float:
+    """Mean squared distance between the probabilities (n, classes) and the right answer; 0 is perfect, 2 the worst.
+
+    >>> brier_score(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))
+    0.25
+    """
+    return float(squared_distances(probabilities, labels).mean())
+
+
+def squared_distances(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Squared distance between each image's probabilities and its right answer (n,), in float64."""
+    right = torch.nn.functional.one_hot(labels, probabilities.shape[-1])
+    return (probabilities.double() - right).square().sum(-1)
+
+
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """Expected calibration error: how far confidence and accuracy lie apart, over equal bins of confidence.
 
@@ -64,7 +79,7 @@ def mean_of_last(records: Sequence[Mapping[str, Any]], count: int) -> dict[str, 
     {'average': 0.7, 'worst_local': 0.35}
     """
     evaluated = [record for record in records if "average" in record][-count:]
-    figures = ("average", "worst_local", "nll", "calibration_error")
+    figures = ("average", "worst_local", "nll", "brier", "calibration_error", "draws")
     return {
         key: round(sum(record[key] for record in evaluated) / len(evaluated), 10)
         for key in figures

@@ -10,21 +10,11 @@ from torch import Tensor
 
 from fedprompt.backbone.cache import ClientData
 from fedprompt.errors import UserError
-from fedprompt.evaluation.metrics import accuracy, calibration_error, negative_log_likelihood, summary
+from fedprompt.evaluation.metrics import accuracy, brier_score, calibration_error, negative_log_likelihood, summary
 from fedprompt.federation.checkpoint import FederationState
 from fedprompt.federation.simulation import Simulation
 from fedprompt.methods.base import Method, Tensors
 from fedprompt.randomness import torch_generator
-
-
-def brier_score(probabilities: Tensor, labels: Tensor) -> float:
-    """Mean squared distance between the probabilities (n, classes) and the right answer; 0 is perfect, 2 the worst.
-
-    >>> brier_score(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))
-    0.25
-    """
-    right = torch.nn.functional.one_hot(labels, probabilities.shape[-1])
-    return float((probabilities.double() - right).square().sum(-1).mean())
 
 
 def by_samples(simulation: Simulation, state: FederationState, counts: Sequence[int]) -> list[dict[str, Any]]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from fedprompt.backbone.cache import ClientData
+from fedprompt.backbone.cache import CHUNK, ClientData, KnownFeatures
 from fedprompt.errors import UserError
 from fedprompt.federation.checkpoint import FederationState
 from fedprompt.federation.guard import outliers, refuse
 from fedprompt.federation.settings import FederationSettings
-from fedprompt.methods.base import NEWCOMER, Context, Method, Stage, State, Tensors, Update
+from fedprompt.methods.base import HEAD, NEWCOMER, Context, Method, Stage, State, Tensors, Update
 from fedprompt.methods.training import Schedule, train
 from fedprompt.randomness import torch_generator
 
@@ -71,7 +71,15 @@ def fine_tune(
     # What it fine-tunes is its own from here on: no method should hold it to where it began.
     received = {name: value for name, value in start.items() if name not in stage.names}
     context = Context(received, round_number, client, torch_generator(seed, "adapt", client))
-    return train(method, start, data, schedule, context, seed, stages=[stage])
+    known = known_features(method, start, data) if method.fixed_feature and stage.names <= set(HEAD) else data
+    return train(method, start, known, schedule, context, seed, stages=[stage])
+
+
+@torch.no_grad()
+def known_features(method: Method, params: Tensors, data: ClientData) -> KnownFeatures:
+    """What a client's head will see in every epoch while nothing but the head is trained."""
+    chunks = [method.feature(params, data.batch(index, method.needs)) for index in torch.arange(len(data)).split(CHUNK)]
+    return KnownFeatures(data.labels, torch.cat(chunks))
 
 
 def mean_logs(context: Context) -> dict[str, float]:

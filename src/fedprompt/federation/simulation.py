@@ -14,7 +14,7 @@ from fedprompt.data.partition_figure import partition_figure
 from fedprompt.device import pick_device
 from fedprompt.errors import UserError
 from fedprompt.evaluation.evaluate import evaluate_client
-from fedprompt.evaluation.tally import figures, tally
+from fedprompt.evaluation.tally import figures
 from fedprompt.federation.checkpoint import FederationState
 from fedprompt.federation.participation import participants
 from fedprompt.federation.population import Population, client_data
@@ -139,8 +139,8 @@ class Simulation:
             data = self.held_data[client]
             if not len(data):
                 continue
-            predicted = evaluate_client(self.method, tensors, data, generator, self.config.evaluation.batch)
-            tallies[client] = tally(predicted.probabilities, data.labels)
+            batch = self.config.evaluation.batch
+            tallies[client] = evaluate_client(self.method, tensors, data, generator, batch)
         if not tallies:
             raise UserError("No client has an image to evaluate on; give the evaluation split more images.")
         return figures(tallies)

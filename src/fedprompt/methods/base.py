@@ -94,6 +94,7 @@ class Method:
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     rank: ClassVar[int] = 1000  # place in lists; the paper's order
+    fixed_feature: ClassVar[bool] = False  # no randomness in :meth:`feature`: new clients then compute it once an image
 
     class Settings(BaseModel):
         """Settings that every method has."""
@@ -222,10 +223,14 @@ class Method:
         """The prompts that the whole batch shares."""
         return []
 
+    def feature(self, params: Tensors, batch: Batch) -> Tensor:
+        """What the head reads of each image (batch, width)."""
+        assert batch.embedded is not None
+        return self.vit.prompted(batch.embedded, self.prompts(params))
+
     def logits(self, params: Tensors, batch: Batch) -> Tensor:
         """Class scores (batch, classes)."""
-        assert batch.embedded is not None
-        feature = self.vit.prompted(batch.embedded, self.prompts(params))
+        feature = self.feature(params, batch) if batch.final is None else batch.final
         return F.linear(feature, params["head.weight"], params["head.bias"])
 
     def predict(self, params: Tensors, batch: Batch, generator: torch.Generator) -> Tensor:

@@ -17,6 +17,7 @@ class FedVPT(Method):
     title = "FedVPT"
     paper = "Jia et al., 2022"
     rank = 20
+    fixed_feature = True
 
     class Settings(Method.Settings):
         """Settings of FedVPT."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedprompt.backbone.cache import Batch, Needs
 from fedprompt.methods.base import Method, Tensors
@@ -28,6 +27,6 @@ class HeadTune(Method):
     def needs(self) -> Needs:
         return Needs(cls=True, embedded=False)
 
-    def logits(self, params: Tensors, batch: Batch) -> Tensor:
+    def feature(self, params: Tensors, batch: Batch) -> Tensor:
         assert batch.cls is not None
-        return F.linear(batch.cls, params["head.weight"], params["head.bias"])
+        return batch.cls

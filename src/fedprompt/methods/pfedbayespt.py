@@ -52,6 +52,7 @@ class PFedBayesPT(Method):
         activation: encoder.Activation = "gelu"
         std_sees: Literal["masked", "whole"] = Field("masked", description="what the std network reads (paper: masked)")
 
+        noise: bool = Field(True, description="a std around the mean; without, masks alone make a prompt random")
         keep: float = Field(0.9, gt=0, le=1, description="probability that a token is kept (pi)")
         draws: PositiveInt = Field(1, description="own draws of psi and prompt in the bound (J)")
         extra_draws: NonNegativeInt = Field(1, description="extra draws of psi in the bound (S)")
@@ -94,7 +95,7 @@ class PFedBayesPT(Method):
     @property
     def gaussian(self) -> bool:
         """Whether a prompt has noise around its mean."""
-        return True
+        return self.settings.noise
 
     @property
     def masked(self) -> bool:
@@ -158,13 +159,12 @@ class PFedBayesPT(Method):
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         settings, own = self.settings, self.settings.draws
-        extra = settings.extra_draws if self.masked else 0
+        extra = settings.extra_draws if self.masked and self.gaussian else 0
         mean, log_std = self.posterior(params, batch, self.masks(own + extra, batch, context.generator))
-        if mean.shape[0] == 1:  # the whole image: psi is the same for each own draw
-            mean = mean.expand(own, *mean.shape[1:])
-            log_std = None if log_std is None else log_std.expand(own, *log_std.shape[1:])
         if log_std is None:
-            return self._deterministic_loss(params, batch, mean, context)
+            return self._without_noise(params, batch, mean, context)
+        if mean.shape[0] == 1:  # the whole image: psi is the same for each own draw
+            mean, log_std = (psi.expand(own, *psi.shape[1:]) for psi in (mean, log_std))
         noise = torch.randn(mean[:own].shape, generator=context.generator).to(self.device)
         prompts = mean[:own] + log_std[:own].exp() * noise  # eq. sampling
         scores = self.log_likelihoods(params, batch, prompts)
@@ -191,10 +191,10 @@ class PFedBayesPT(Method):
                 context.log("mask_shift", (mean[0] - mean[-1]).square().mean().sqrt())
         return -bound.mean()
 
-    def _deterministic_loss(self, params: Tensors, batch: Batch, mean: Tensor, context: Context) -> Tensor:
-        """Plain cross-entropy, for a posterior that is a point."""
-        scores = self.log_likelihoods(params, batch, mean[:1])[0]
-        cross_entropy = F.nll_loss(scores, batch.labels)
+    def _without_noise(self, params: Tensors, batch: Batch, mean: Tensor, context: Context) -> Tensor:
+        """Plain cross-entropy: given its mask a prompt is a point, and there is no density to weigh."""
+        scores = self.log_likelihoods(params, batch, mean)
+        cross_entropy = F.nll_loss(scores.flatten(0, 1), batch.labels.repeat(len(scores)))
         context.log("cross_entropy", cross_entropy)
         context.log("mean_rms", mean.detach().square().mean().sqrt())
         return cross_entropy

@@ -19,6 +19,7 @@ ViT hardly recovers from random ones; ``prompt_start = "authors"`` is theirs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -44,6 +45,7 @@ class SGPT(Method):
     title = "SGPT"
     paper = "Deng et al., 2024"
     rank = 60
+    fixed_feature = True
 
     class Settings(Method.Settings):
         """Settings of SGPT."""
@@ -151,14 +153,11 @@ class SGPT(Method):
             context.memo["assigned"] = so_far + chosen.bincount(minlength=self.settings.groups)
             near = cosine.gather(1, chosen.unsqueeze(1)).mean()
             context.log("key_similarity", near)
-            cross_entropy = F.cross_entropy(self.group_logits(params, batch, chosen), batch.labels)
-            context.log("cross_entropy", cross_entropy)
-            return cross_entropy - self.settings.key_weight * near
-        # The first stage sees CLS and the shared prompts alone; the head of a new client trains as it is tested.
-        logits = super().logits(params, batch) if context.part == SHARED else self.logits(params, batch)
-        cross_entropy = F.cross_entropy(logits, batch.labels)
-        context.log("cross_entropy", cross_entropy)
-        return cross_entropy
+            known = replace(batch, final=self.group_feature(params, batch, chosen))
+            return super().loss(params, known, context) - self.settings.key_weight * near
+        if context.part == SHARED:  # CLS and the shared prompts alone
+            batch = replace(batch, final=super().feature(params, batch))
+        return super().loss(params, batch, context)  # the head of a new client trains as it is tested
 
     def upload(self, params: Tensors, context: Context) -> Tensors:
         sent = {name: value for name, value in super().upload(params, context).items() if name != SELECTED}
@@ -187,16 +186,15 @@ class SGPT(Method):
         further = [Prompt(params["first_prompt"], flows=True)] if self.settings.first_length else []
         return [*accumulating(params["shared_prompt"]), *further]
 
-    def group_logits(self, params: Tensors, batch: Batch, chosen: Tensor) -> Tensor:
-        """Class scores (batch, classes) of images that are in these groups (batch,)."""
+    def group_feature(self, params: Tensors, batch: Batch, chosen: Tensor) -> Tensor:
+        """What the head reads (batch, width) of images that are in these groups (batch,)."""
         assert batch.embedded is not None
         tokens = params["group_prompt"][chosen].transpose(0, 1)  # (layers, batch, length, width)
         prompts = [*self.prompts(params), *accumulating(tokens, self.group_start, read=True)]
-        feature = self.vit.outputs(batch.embedded, prompts).mean(1)  # of CLS and the group's tokens
-        return F.linear(feature, params["head.weight"], params["head.bias"])
+        return self.vit.outputs(batch.embedded, prompts).mean(1)  # of CLS and the group's tokens
 
-    def logits(self, params: Tensors, batch: Batch) -> Tensor:
-        return self.group_logits(params, batch, self.similarity(params, batch).argmax(-1))
+    def feature(self, params: Tensors, batch: Batch) -> Tensor:
+        return self.group_feature(params, batch, self.similarity(params, batch).argmax(-1))
 
 
 def orthogonal_keys(groups: int, width: int, generator: torch.Generator) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedprompt.backbone.cache import ClientData
+from fedprompt.backbone.cache import ClientData, KnownFeatures
 from fedprompt.methods.base import Context, Method, Stage, Tensors
 from fedprompt.randomness import torch_generator
 
@@ -23,7 +23,7 @@ class Schedule:
 def train(
     method: Method,
     start: Tensors,
-    data: ClientData,
+    data: ClientData | KnownFeatures,
     schedule: Schedule,
     context: Context,
     seed: int,
@@ -41,7 +41,7 @@ def train(
 def _run_stage(
     method: Method,
     params: Tensors,
-    data: ClientData,
+    data: ClientData | KnownFeatures,
     schedule: Schedule,
     context: Context,
     stage: Stage,

@@ -10,7 +10,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import scalar
 
-EVALUATED = ("average", "worst_local", "nll", "calibration_error")
+EVALUATED = ("average", "worst_local", "nll", "brier", "calibration_error", "draws")
 
 
 class Events:

@@ -35,6 +35,7 @@ class Metric:
 ACCURACY = (Metric("average", "Average"), Metric("worst_local", "Worst Local"))
 CALIBRATION = (
     Metric("nll", "NLL", scale=1.0, decimals=3, higher_is_better=False),
+    Metric("brier", "Brier", scale=1.0, decimals=3, higher_is_better=False),
     Metric("calibration_error", "Calibration error", higher_is_better=False),
 )
 

@@ -23,7 +23,7 @@ from fedprompt.config import Config, load_config
 from fedprompt.device import pick_device
 from fedprompt.errors import UserError
 from fedprompt.evaluation.evaluate import evaluate_client
-from fedprompt.evaluation.tally import Tally, tally
+from fedprompt.evaluation.tally import Tally
 from fedprompt.federation.checkpoint import FederationState, load_state, save_state, write_atomically
 from fedprompt.federation.flower.node_images import NodeRefusalError, node_data
 from fedprompt.federation.flower.node_settings import NodeSettings, read_node_settings
@@ -100,10 +100,9 @@ class Node:
     def _tally(self, params: Tensors) -> Tally:
         data, order = self._data[1], self.order
         if not len(data):
-            return Tally(0, 0, 0.0, ())
+            return Tally(0, 0, 0.0, 0.0, 0, ())
         generator = torch_generator(self.config.seed, "evaluate", order.round, order.client)
-        predicted = evaluate_client(self.method, params, data, generator, self.config.evaluation.batch)
-        return tally(predicted.probabilities, data.labels)
+        return evaluate_client(self.method, params, data, generator, self.config.evaluation.batch)
 
     def _personal(self, states: _States) -> Tensors:
         """The personal tensors that count; fresh ones before the first accepted update."""

@@ -94,9 +94,7 @@ def update_content(update: Update) -> RecordDict:
 def read_update(content: RecordDict, client: int) -> Update:
     """An update out of a message of a node that is known to be this client."""
     counts, figures = _metrics(content, "counts"), _metrics(content, "figures")
-    examples = counts.get("examples")
-    if not isinstance(examples, int):
-        raise WireError("no whole number of images")
+    examples = _whole(counts, "examples")
     if len(figures) > _FIGURES or not all(isinstance(value, int | float) for value in figures.values()):
         raise WireError("training figures that are no numbers")
     metrics = {str(name): float(value) for name, value in figures.items() if isinstance(value, int | float)}
@@ -111,12 +109,26 @@ def tally_content(tally: Tally) -> RecordDict:
 def read_tally(content: RecordDict) -> Tally:
     """A client's sums out of a message; whether they can be is asked of the tally itself."""
     record = _metrics(content, "tally")
-    images, right, loss, gaps = (record.get(key) for key in ("images", "right", "log_loss", "gaps"))
-    if not isinstance(images, int) or not isinstance(right, int) or not isinstance(loss, int | float):
-        raise WireError("sums that are no numbers")
+    images, right, drawn = (_whole(record, key) for key in ("images", "right", "drawn"))
+    log_loss, squares = (_number(record, key) for key in ("log_loss", "squares"))
+    gaps = record.get("gaps")
     if not isinstance(gaps, Sequence):
         raise WireError("no calibration sums")
-    return Tally(images, right, float(loss), tuple(float(gap) for gap in gaps))
+    return Tally(images, right, log_loss, squares, drawn, tuple(float(gap) for gap in gaps))
+
+
+def _whole(record: MetricRecord, key: str) -> int:
+    value = record.get(key)
+    if not isinstance(value, int):
+        raise WireError(f"no whole number under {key!r}")
+    return value
+
+
+def _number(record: MetricRecord, key: str) -> float:
+    value = record.get(key)
+    if not isinstance(value, int | float):
+        raise WireError(f"no number under {key!r}")
+    return float(value)
 
 
 def failure_content(reason: str) -> RecordDict:
