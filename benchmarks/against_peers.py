@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -51,11 +52,15 @@ def ours(root: Path, clients: int, method: str, rounds: int) -> list[float]:
 def theirs(python: Path, script: str, folder: Path, kind: str, rounds: int) -> list[float]:
     """Seconds of each of a peer's rounds, the first left out: it starts workers and reads data."""
     command = [str(python), str(HERE / "peers" / script), str(folder), kind, str(rounds), str(os.cpu_count())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600)
+    environment = os.environ | {"PYTHONPATH": str(HERE / "peers")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600, env=environment)
     if done.returncode:
         raise RuntimeError(f"{script} failed:\n{done.stderr[-3000:]}")
-    seconds: list[float] = json.loads(done.stdout.strip().splitlines()[-1])["seconds"]
-    return seconds[1:]
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    seconds, losses = told["seconds"], told["losses"]
+    if len(seconds) != rounds or len(losses) != rounds or not all(map(math.isfinite, losses)):
+        raise RuntimeError(f"{script} did not do the work: {told}\n{done.stderr[-3000:]}")
+    return list(seconds[1:])
 
 
 def compare(

@@ -22,7 +22,7 @@ def synthetic_cifar(folder: Path, images: int, seed: int = 0) -> Path:
     root = folder / "cifar-100-python"
     root.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(seed)
-    for split, count in (("train", images), ("test", 100)):
+    for split, count in (("train", images), ("test", 10_000)):
         data = generator.integers(0, 256, (count, 3072), dtype=np.uint8)
         labels = [int(i % 100) for i in range(count)]
         (root / split).write_bytes(pickle.dumps({b"data": data, b"fine_labels": labels}))
@@ -47,9 +47,10 @@ def simulation(root: Path, clients: int, method: str, **changes: Any) -> Simulat
     return Simulation(load_config("cifar100", {"method": method, **settings}))
 
 
-def overhead(root: Path, clients: int, method: str, rounds: int = 3) -> dict[str, Any]:
+def overhead(root: Path, clients: int, method: str, images: int, epochs: int, rounds: int) -> dict[str, Any]:
     """Wall time of a round over the time inside local training, and the seconds of both."""
-    federation = simulation(root, clients, method)
+    changes = {"data.train_per_domain": clients * images, "training.epochs": epochs}
+    federation = simulation(root, clients, method, **changes)
     inside, original = [0.0], round_module.train
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -75,6 +76,8 @@ def overhead(root: Path, clients: int, method: str, rounds: int = 3) -> dict[str
     return {
         "method": method,
         "clients": clients,
+        "images": images,
+        "epochs": epochs,
         "overhead": whole / local,
         "seconds": whole,
         "local_seconds": local,

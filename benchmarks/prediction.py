@@ -41,7 +41,7 @@ def all_draws(case: Case) -> dict[str, Any]:
     state = textbook.initial(0)
     params = {**state.shared, **state.personal}
     params["head.weight"] = torch.randn(params["head.weight"].shape, generator=torch.Generator().manual_seed(1))
-    known = {dtype: images(models[dtype], case.images) for dtype in formats}
+    known = {dtype: images(models[dtype], case.images // 2) for dtype in formats}
     new = {
         dtype: ClientData(models[dtype], lambda d=dtype: known[d].pixels, known[dtype].labels, keep=False)
         for dtype in formats
@@ -59,7 +59,7 @@ def all_draws(case: Case) -> dict[str, Any]:
     figures = ratios(take_turns(turns, case.repeats), "textbook fp32")
     for name, own in figures.items():
         own["difference"] = float((found[name] - found["textbook fp32"]).abs().max())
-    return {"case": case.name, "images": case.images, "batch": case.batch, "candidates": figures}
+    return {"case": case.name, "images": case.images // 2, "batch": case.batch, "candidates": figures}
 
 
 def as_many_as_needed(folder: Path, tolerances: tuple[float, ...], repeats: int) -> dict[str, Any]:

@@ -132,11 +132,12 @@ def _limit(figures: list[dict[str, Any]]) -> list[str]:
 def _engine(figures: dict[str, Any]) -> list[str]:
     lines = ["Wall time of a round over the time inside local training, all clients in each round:", ""]
     lines += _rows(
-        ("method", "clients", "overhead", "round", "peak memory"),
+        ("method", "clients", "images x epochs of each", "overhead", "round", "peak memory so far"),
         [
             (
                 own["method"],
                 f"{own['clients']:,}",
+                f"{own['images']} x {own['epochs']}",
                 f"**{own['overhead']:.3f}**",
                 f"{own['seconds']:.2f} s",
                 f"{own['peak_mib']:.0f} MiB",

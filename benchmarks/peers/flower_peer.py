@@ -1,6 +1,6 @@
 """The work under Flower's simulation engine: a ClientApp, a ServerApp with FedAvg, Ray underneath.
 
-python flower_peer.py FOLDER KIND ROUNDS THREADS   prints one line of JSON: seconds of each round.
+PYTHONPATH=. python flower_peer.py FOLDER KIND ROUNDS THREADS   prints one line of JSON: seconds and losses of rounds.
 """
 
 from __future__ import annotations
@@ -10,50 +10,26 @@ import logging
 import os
 import sys
 import time
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-sys.path.insert(0, str(Path(__file__).parent))
-
-import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
-from work import clients_data, local_epoch, make_model
-
 folder, kind, rounds, threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+os.environ["PEER_FOLDER"], os.environ["PEER_KIND"] = str(folder), kind
+
+from flower_client import client  # noqa: E402
+from flwr.app import ArrayRecord, Context, MetricRecord  # noqa: E402
+from flwr.serverapp import Grid, ServerApp  # noqa: E402
+from flwr.serverapp.strategy import FedAvg  # noqa: E402
+from flwr.simulation import run_simulation  # noqa: E402
+from work import make_model  # noqa: E402
+
 about = json.loads((folder / "work.json").read_text())
 logging.getLogger("flwr").setLevel(logging.ERROR)
-
-client = ClientApp()
 server = ServerApp()
 moments: list[float] = []
-
-
-@cache
-def data():
-    torch.set_num_threads(1)  # each of Flower's workers has one core
-    return clients_data(folder, kind)
-
-
-@client.train()
-def train(message: Message, context: Context) -> Message:
-    inputs, labels = data()[int(context.node_config["partition-id"])]
-    model = make_model(kind, about["classes"])
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    local_epoch(model, inputs, labels)
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord(model.state_dict()),
-            "metrics": MetricRecord({"num-examples": len(labels)}),
-        }
-    )
-    return Message(content=content, reply_to=message)
+losses: list[float] = []
 
 
 @server.main()
@@ -65,7 +41,9 @@ def main(grid: Grid, context: Context) -> None:
         moments.append(time.perf_counter())
         return MetricRecord({"round": number})
 
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=rounds, evaluate_fn=note)
+    start = ArrayRecord(model.state_dict())
+    result = strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds, evaluate_fn=note)
+    losses.extend(float(record["loss"]) for record in result.train_metrics_clientapp.values())
 
 
 run_simulation(
@@ -74,4 +52,5 @@ run_simulation(
     num_supernodes=about["clients"],
     backend_config={"client_resources": {"num_cpus": 1.0}, "init_args": {"num_cpus": threads}},
 )
-print(json.dumps({"seconds": [after - before for before, after in pairwise(moments)]}))
+seconds = [after - before for before, after in pairwise(moments)]
+print(json.dumps({"seconds": seconds, "losses": losses}))

@@ -1,6 +1,6 @@
 """The work under pfl-research: federated averaging on its simulated backend.
 
-python pfl_peer.py FOLDER KIND ROUNDS THREADS   prints one line of JSON: seconds of each round.
+PYTHONPATH=. python pfl_peer.py FOLDER KIND ROUNDS THREADS   prints one line of JSON: seconds and losses of rounds.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
@@ -36,12 +34,19 @@ clients = clients_data(folder, kind)
 module = make_model(kind, about["classes"])
 
 
+losses: list[float] = []  # of all steps
+
+
 class WithLoss(type(module)):  # type: ignore[misc]
     """What pfl asks of a module: a loss and metrics over a user's data."""
 
     def loss(self, inputs, labels):
-        return F.cross_entropy(self(inputs), labels)
+        loss = F.cross_entropy(self(inputs), labels)
+        if loss.requires_grad:  # a training step, not an evaluation
+            losses.append(loss.item())
+        return loss
 
+    @torch.no_grad()
     def metrics(self, inputs, labels):
         return {"loss": Weighted(float(self.loss(inputs, labels)), len(labels))}
 
@@ -84,4 +89,6 @@ FederatedAveraging().run(
     callbacks=[clock],
 )
 seconds = [after - before for before, after in pairwise(clock.moments)]
-print(json.dumps({"seconds": seconds}))
+each = len(losses) // rounds
+means = [sum(losses[i : i + each]) / each for i in range(0, len(losses), each)]
+print(json.dumps({"seconds": seconds, "losses": means}))

@@ -6,6 +6,7 @@ clients that agree to be wrong. It keeps broken and crude updates out; it is no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -37,11 +38,16 @@ def refuse(update: Update, expected: Mapping[str, Tensor], registered: int | Non
             return (
                 f"{who} sent {name} as {value.dtype} {tuple(value.shape)} instead of {like.dtype} {tuple(like.shape)}"
             )
-        if not bool(torch.isfinite(value).all()):
+        if not finite(value):
             return f"{who} sent values in {name} that are not finite"
     if not 0 < update.examples <= registered:
         return f"{who} claims {update.examples} images but registered {registered}"
     return None
+
+
+def finite(value: Tensor) -> bool:
+    """Whether all numbers are finite. A sum that is finite says so at once; one that is not may be an overflow."""
+    return math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
 
 
 def outliers(updates: Sequence[Update], sent: Mapping[int, Tensors], factor: float) -> dict[int, str]:
@@ -55,6 +61,7 @@ def outliers(updates: Sequence[Update], sent: Mapping[int, Tensors], factor: flo
         return {}
     reasons: dict[int, str] = {}
     usual_count = median(update.examples for update in updates)
+    own_lengths: dict[int, float] = {}  # of what was sent, which is one tensor for many clients
     for name in updates[0].tensors:
         lengths = {update.client: _length(update, name, sent[update.client]) for update in updates}
         usual = median(lengths.values())
@@ -63,8 +70,11 @@ def outliers(updates: Sequence[Update], sent: Mapping[int, Tensors], factor: flo
             limit = factor * usual
             if start is not None:
                 limit *= max(1.0, update.examples / usual_count)
-                limit = max(limit, ROOM * float(start.double().norm()), FLOOR * start.numel() ** 0.5)
             length = lengths[update.client]
+            if length > limit and start is not None:
+                if id(start) not in own_lengths:
+                    own_lengths[id(start)] = _norm(start)
+                limit = max(limit, ROOM * own_lengths[id(start)], FLOOR * start.numel() ** 0.5)
             if length > limit:
                 reasons.setdefault(
                     update.client,
@@ -75,6 +85,9 @@ def outliers(updates: Sequence[Update], sent: Mapping[int, Tensors], factor: flo
 
 def _length(update: Update, name: str, sent: Tensors) -> float:
     """How far a client moved a tensor; what was not sent is measured from zero, per image."""
-    value = update.tensors[name].double()
-    start = sent.get(name)
-    return float(value.norm()) / update.examples if start is None else float((value - start.double()).norm())
+    value, start = update.tensors[name], sent.get(name)
+    return _norm(value) / update.examples if start is None else _norm(value - start)
+
+
+def _norm(value: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value if value.is_floating_point() else value.double(), dtype=torch.float64))

@@ -11,7 +11,7 @@ import torch
 from fedprompt.backbone.cache import CHUNK, ClientData, KnownFeatures
 from fedprompt.errors import UserError
 from fedprompt.federation.checkpoint import FederationState
-from fedprompt.federation.guard import outliers, refuse
+from fedprompt.federation.guard import finite, outliers, refuse
 from fedprompt.federation.settings import FederationSettings
 from fedprompt.methods.base import HEAD, NEWCOMER, Context, Method, Stage, State, Tensors, Update
 from fedprompt.methods.training import Schedule, train
@@ -107,32 +107,32 @@ def finish_round(
     rules = rules or FederationSettings()
     groups = State(state.shared, fresh, state.server)
     expected = method.expected(groups)
-    good: list[Update] = []
+    good: dict[int, Update] = {}
     refused: list[str] = []
     for update in updates:
         reason = refuse(update, expected, registered.get(update.client))
         if reason is None and not _finite(kept.get(update.client, {})):
             reason = f"client {update.client} trained personal tensors to values that are not finite"
-        if reason is None and any(update.client == other.client for other in good):
+        if reason is None and update.client in good:
             reason = f"client {update.client} answered twice"
         if reason is None:
-            good.append(update)
+            good[update.client] = update
         else:
             refused.append(reason)
-    sent = {update.client: {**groups.shared, **method.payload(groups, update.client)} for update in good}
-    far = outliers(good, sent, rules.norm_factor)
-    good = [update for update in good if update.client not in far]
+    sent = {client: {**groups.shared, **method.payload(groups, client)} for client in good}
+    far = outliers(list(good.values()), sent, rules.norm_factor)
+    used = [update for client, update in good.items() if client not in far]
     refused += far.values()
-    if len(good) < rules.min_clients:
+    if len(used) < rules.min_clients:
         more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
         reasons = "; ".join(refused[:3]) or f"{len(updates) or 'nobody'} answered"
-        count = f"{len(good)} of {rules.min_clients} usable updates" if good else "no usable update"
+        count = f"{len(used)} of {rules.min_clients} usable updates" if used else "no usable update"
         raise TooFewUpdatesError(f"Round {state.round + 1} has {count}: {reasons}{more}.")
-    after = method.aggregate(groups, good)
+    after = method.aggregate(groups, used)
     counts = dict(state.participations)
-    for update in good:
+    for update in used:
         counts[update.client] = counts.get(update.client, 0) + 1
-    personal = {**state.personal, **{update.client: kept[update.client] for update in good if update.client in kept}}
+    personal = {**state.personal, **{update.client: kept[update.client] for update in used if update.client in kept}}
     return FederationState(state.round + 1, after.shared, after.server, personal, counts), refused
 
 
@@ -154,4 +154,4 @@ def round_record(
 
 
 def _finite(tensors: Tensors) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in tensors.values())
+    return all(finite(value) for value in tensors.values())

@@ -272,6 +272,8 @@ def weighted_mean(updates: Sequence[Update]) -> Tensors:
     total = sum(update.examples for update in ordered)
     mean: Tensors = {}
     for name, like in ordered[0].tensors.items():
-        parts = [update.tensors[name].double() * (update.examples / total) for update in ordered]
-        mean[name] = torch.stack(parts).sum(0).to(like.dtype)
+        summed = torch.zeros_like(like, dtype=torch.float64)
+        for update in ordered:
+            summed.add_(update.tensors[name], alpha=update.examples / total)
+        mean[name] = summed.to(like.dtype)
     return mean
