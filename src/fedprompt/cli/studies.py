@@ -15,6 +15,7 @@ from fedprompt.federation.checkpoint import write_atomically
 from fedprompt.studies.cell import Cell
 from fedprompt.studies.definition import SCALES, Scale, is_study, read_grids, read_study, study_names
 from fedprompt.studies.finding import code_notes, planned, tables
+from fedprompt.studies.records import keep_records
 from fedprompt.studies.running import OUT, run_study, run_trials
 from fedprompt.studies.store import Store
 from fedprompt.studies.study import Study, load_study, study_of_preset
@@ -92,6 +93,20 @@ def show(
         print(json.dumps(_content(name, store, cells)))
     else:
         _print(name, store, cells)
+
+
+@app.command("records")
+def records(
+    to: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put them; a folder for each cell.")],
+    out_folder: OutFolder = Path(OUT),
+    as_json: Json = False,
+) -> None:
+    """Copy settings and figures of every finished cell, without tensors and without this machine's paths."""
+    kept = keep_records(Store(out_folder), to)
+    if as_json:
+        print(json.dumps([str(folder) for folder in kept]))
+    else:
+        say(f"{len(kept)} finished cells: {to}")
 
 
 def tune(

@@ -20,8 +20,6 @@ from fedprompt.studies.running import OUT
 from fedprompt.studies.store import Store
 from fedprompt.studies.study import load_study
 
-BRIER = Metric("brier", "Brier score", scale=1.0, decimals=3, higher_is_better=False)
-
 
 def planned(
     name: str | Path,
@@ -71,7 +69,7 @@ def samples_tables(runs: Sequence[Run]) -> list[ResultTable]:
     """Figures against the number of prompt draws: a table for each metric, from the samples.json of the runs."""
     measured = [(run, read_json(run.folder / "samples.json")) for run in runs]
     counts = sorted({row["samples"] for _, content in measured for row in content["rows"]})
-    return [_by_samples(measured, metric, counts) for metric in (*ACCURACY, *CALIBRATION, BRIER) if measured]
+    return [_by_samples(measured, metric, counts) for metric in (*ACCURACY, *CALIBRATION) if measured]
 
 
 def _by_samples(measured: Sequence[tuple[Run, dict[str, Any]]], metric: Metric, counts: Sequence[int]) -> ResultTable:

@@ -1,0 +1,55 @@
+"""The records of finished cells, small and without a trace of the machine, for a repository or a colleague."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedprompt.errors import UserError
+from fedprompt.federation.checkpoint import write_atomically
+from fedprompt.run_folder import read_json
+from fedprompt.runs import load_run
+from fedprompt.studies.store import Store, is_finished
+from fedprompt.toml_text import to_toml
+
+COPIED = ("about.json", "metrics.jsonl", "samples.json", "summary.json", "timing.jsonl")
+
+
+def keep_records(store: Store, to: Path) -> list[Path]:
+    """Copy what was measured and with what settings from every finished cell; tensors and pictures stay behind.
+
+    Where weights and data lay is left out, their names are not. A record that is there already and says something else
+    is never written over.
+    """
+    kept = []
+    for cell in sorted((store.root / "cells").glob("*")):
+        marks = cell / "cell.json"
+        if not marks.is_file() or not is_finished(cell, read_json(marks)["key"]):
+            continue
+        config = load_run(cell).config
+        config = config.model_copy(
+            update={
+                "backbone": config.backbone.model_copy(update={"weights": Path(config.backbone.weights).name}),
+                "data": config.data.model_copy(update={"root": None}),
+            }
+        )
+        about = read_json(marks) | {"settings": config.resolved()}
+        files = {
+            "config.toml": to_toml(config.resolved()).encode() + b"\n",
+            "cell.json": json.dumps(about, indent=1).encode() + b"\n",
+        }
+        files |= {name: (cell / name).read_bytes() for name in COPIED if (cell / name).is_file()}
+        folder = to / cell.name
+        _refuse_another(folder, files["summary.json"])
+        for name, content in files.items():
+            write_atomically(folder / name, content)
+        kept.append(folder)
+    if not kept:
+        raise UserError(f"{store.root} has no finished cell.")
+    return kept
+
+
+def _refuse_another(folder: Path, summary: bytes) -> None:
+    there = folder / "summary.json"
+    if there.is_file() and there.read_bytes() != summary:
+        raise UserError(f"{folder} holds another result of the same cell; move it away, or keep records elsewhere.")
