@@ -62,41 +62,54 @@ def all_draws(case: Case) -> dict[str, Any]:
     return {"case": case.name, "images": case.images // 2, "batch": case.batch, "candidates": figures}
 
 
-def as_many_as_needed(folder: Path, tolerances: tuple[float, ...], repeats: int) -> dict[str, Any]:
-    """On a trained run: draws used, accuracy and agreement with V = 5 over tolerances, and times against textbook."""
-    done = Run(folder)
-    simulation = Simulation(done.config)
-    state, method = done.state(), simulation.method
-    assert isinstance(method, PFedBayesPT)
-    groups = simulation.groups(state)
-    clients = [
-        ({**method.payload(groups, client), **simulation.personal(state, client)}, simulation.held_data[client])
-        for client in simulation.members
-    ]
-    labels = torch.cat([data.labels for _, data in clients])
+def as_many_as_needed(folder: Path, tolerances: tuple[float, ...], repeats: int, timed: int) -> dict[str, Any]:
+    """On a trained run: draws used, accuracy and agreement with V = 5 over tolerances, and times against textbook.
 
-    def whole(kind: type[Method], **changes: Any) -> torch.Tensor:
-        own = kind(method.settings.model_copy(update={"samples": SAMPLES, **changes}), method.task)
-        chunks = [predict(own, params, data, done.config.evaluation.batch) for params, data in clients]
+    Accuracy and agreement are over all test images; ``timed`` of each client's serve for the times.
+    """
+    done = Run(folder)
+    ours = _clients(done, done.config.backbone.precision)
+    plain = _clients(done, "fp32")  # the textbook's
+    labels = torch.cat([data.labels for _, _, data in ours])
+
+    def whole(clients: list[_Client], kind: type[Method], **changes: Any) -> torch.Tensor:
+        chunks = []
+        for method, params, data in clients:
+            own = kind(method.settings.model_copy(update={"samples": SAMPLES, **changes}), method.task)
+            chunks.append(predict(own, params, data, done.config.evaluation.batch))
         return torch.cat(chunks, dim=1)
 
-    drawn: dict[str, torch.Tensor] = {}
-
-    def run(name: str, kind: type[Method], **changes: Any) -> None:
-        drawn[name] = whole(kind, **changes)
-
-    turns = {
-        "textbook V=5": lambda: run("textbook V=5", TextbookPFedBayesPT),
-        "fedprompt V=5": lambda: run("fedprompt V=5", PFedBayesPT),
-    }
-    for tolerance in tolerances:
-        name = f"stop_early={tolerance:g}"
-        turns[name] = lambda name=name, tolerance=tolerance: run(name, PFedBayesPT, stop_early=tolerance)
+    settings = {"fedprompt V=5": {}} | {f"stop_early={one:g}": {"stop_early": one} for one in tolerances}
+    few, plain_few = ([_first(client, timed) for client in clients] for clients in (ours, plain))
+    turns = {"textbook V=5": lambda: whole(plain_few, TextbookPFedBayesPT)}
+    for name, changes in settings.items():
+        turns[name] = lambda changes=changes: whole(few, PFedBayesPT, **changes)
     figures = ratios(take_turns(turns, repeats), "textbook V=5")
+    drawn = {name: whole(ours, PFedBayesPT, **changes) for name, changes in settings.items()}
     reference = drawn["fedprompt V=5"].mean(0).argmax(-1)
-    for name, own in figures.items():
-        predicted = drawn[name].nanmean(0).argmax(-1)
-        own["accuracy"] = float((predicted == labels).double().mean())
-        own["agreement"] = float((predicted == reference).double().mean())
-        own["draws"] = float((~drawn[name][..., 0].isnan()).sum(0).double().mean())
-    return {"run": done.config.name, "images": len(labels), "candidates": figures}
+    for name, own in drawn.items():
+        predicted = own.nanmean(0).argmax(-1)
+        figures[name]["accuracy"] = float((predicted == labels).double().mean())
+        figures[name]["agreement"] = float((predicted == reference).double().mean())
+        figures[name]["draws"] = float((~own[..., 0].isnan()).sum(0).double().mean())
+    return {"run": f"{done.config.name}, {done.config.backbone.image} px", "images": len(labels), "candidates": figures}
+
+
+_Client = tuple[Method, Tensors, ClientData]
+
+
+def _clients(done: Run, precision: str) -> list[_Client]:
+    """Method, trained tensors and test images of each client, on a backbone of this number format."""
+    backbone = done.config.backbone.model_copy(update={"precision": precision})
+    simulation = Simulation(done.config.model_copy(update={"backbone": backbone}))
+    state, method = done.state(), simulation.method
+    groups = simulation.groups(state)
+    return [
+        (method, {**method.payload(groups, one), **simulation.personal(state, one)}, simulation.held_data[one])
+        for one in simulation.members
+    ]
+
+
+def _first(client: _Client, count: int) -> _Client:
+    method, params, data = client
+    return method, params, ClientData(method.task.backbone, lambda: data.pixels[:count], data.labels[:count])

@@ -23,6 +23,7 @@ def readme(found: dict[str, Any]) -> str:
         "forms equal the textbook's.",
         "",
     ]
+    parts += [*_goals(found), ""]
     makers = {"1": _epoch, "2": _epoch, "3": _prediction, "4": _limit, "5": _engine, "6": _growth}
     titles = {
         "1": "1. A local epoch of pFedBayesPT against the textbook",
@@ -38,6 +39,52 @@ def readme(found: dict[str, Any]) -> str:
     if WORDS.is_file():
         parts += [WORDS.read_text("utf-8").strip(), ""]
     return "\n".join(parts)
+
+
+def _goals(found: dict[str, Any]) -> list[str]:
+    """What was asked for, and what was measured."""
+    rows: list[tuple[str, str, str]] = []
+
+    def fastest(number: str, title: str, asked: dict[str, tuple[float, float]]) -> None:
+        for result in found.get(number, {}).get("figures", []):
+            plain, half = (result["candidates"][f"fedprompt {name}"]["ratio"] for name in ("fp32", "bf16"))
+            least = asked["ViT-B" if "ViT-B" in result["case"] else "ViT-Ti"]
+            rows.append((f"{title}, {result['case']}", f"{least[0]}x / {least[1]}x", f"{plain:.2f}x / {half:.2f}x"))
+
+    fastest("1", "1. pFedBayesPT epoch, fp32 / bf16", {"ViT-B": (1.6, 2.8), "ViT-Ti": (1.7, 2.3)})
+    fastest("2", "2. FedVPT-D epoch, fp32 / bf16", {"ViT-B": (1.1, 1.8), "ViT-Ti": (1.1, 1.5)})
+    if figures := found.get("3", {}).get("figures"):
+        for result in figures["all"]:
+            own = [result["candidates"][f"fedprompt bf16, {kind}"]["ratio"] for kind in ("new images", "features kept")]
+            told = f"{own[0]:.2f}x new, {own[1]:.2f}x known images"
+            rows.append((f"3. prediction V = 5, bf16, {result['case']}", "1.8x", told))
+        agreeing = {
+            name: own for name, own in figures["early"]["candidates"].items() if own.get("agreement", 0.0) >= 0.995
+        }
+        name = max(agreeing, key=lambda one: agreeing[one]["ratio"])
+        told = f"{agreeing[name]['ratio']:.2f}x ({name}, {100 * agreeing[name]['agreement']:.2f} %)"
+        rows.append((f"3. draws as needed at 99.5 % agreement, {figures['early']['run']}", "3x", told))
+    for own in found.get("4", {}).get("figures", []):
+        if "ViT-B" in own["case"]:
+            rows.append((f"4. share of the matmul limit, {own['case']}, {own['format']}", "0.7", f"{own['share']:.2f}"))
+    if figures := found.get("5", {}).get("figures"):
+        for own in figures["overhead"]:
+            if own["clients"] == 1000:
+                work = f"{own['method']}, {own['images']} images x {own['epochs']} epochs"
+                rows.append((f"5. engine overhead, 1,000 clients, {work}", "at most 1.05", f"{own['overhead']:.3f}"))
+        least = {"Flower simulation": "5x", "pfl-research": "1.2x"}
+        for one in figures["peers"]:
+            for peer, own in one["peers"].items():
+                rows.append((f"5. against {peer}, {one['method']}", least[peer], f"{own['ratio']:.2f}x"))
+    if figures := found.get("6", {}).get("figures"):
+        rows.append(("6. memory, 100 to 10,000 clients", "at most 1.10", f"{_memory_ratio(figures['clients']):.2f}"))
+    return _rows(("figure", "asked", "measured"), rows)
+
+
+def _memory_ratio(clients: list[dict[str, Any]]) -> float:
+    base = next(point for point in clients if point["value"] == 100)
+    memory = [point["peak_mib"] - point["personal_mib"] for point in (base, clients[-1])]
+    return float(memory[1] / memory[0])
 
 
 def _where(figure: dict[str, Any]) -> str:
@@ -103,9 +150,11 @@ def _prediction(figures: dict[str, Any]) -> list[str]:
             (
                 name,
                 _ratio(own),
-                f"{own['draws']:.2f}",
-                f"{100 * own['accuracy']:.2f} %",
-                f"{100 * own['agreement']:.2f} %",
+                *(
+                    (f"{own['draws']:.2f}", f"{100 * own['accuracy']:.2f} %", f"{100 * own['agreement']:.2f} %")
+                    if "draws" in own
+                    else ("5.00", "", "")
+                ),
             )
             for name, own in early["candidates"].items()
         ],

@@ -49,6 +49,7 @@ class SetupSettings(_Settings):
     symbol: str = Field(description="its letter in the paper")
     tune_at: PositiveInt = Field(description="the column at which settings are tuned")
     validation: float = Field(0.2, gt=0, lt=1, description="share of the clients' training images, for tuning")
+    trial: dict[str, Any] = Field({}, description="changes while settings are tuned, in the preset's tables")
     paper: ScaleSettings | None = None
     cpu: ScaleSettings | None = None
 

@@ -94,6 +94,7 @@ class Study:
         """A run that judges settings of a method on validation images; the same for every study of the data set."""
         setup = self.setups[data]
         changes = flat(dict(self._scale(data).settings)) | _row_changes(RowSettings(method=method, settings=settings))
+        changes |= flat(dict(setup.trial))
         changes |= {setup.key: setup.tune_at, "data.validation": setup.validation, "evaluation.split": "validation"}
         return Cell(self.config(data, changes, method, seed))
 
