@@ -63,7 +63,9 @@ def _run_stage(
             with torch.no_grad():
                 for name, gradient in zip(trained, gradients, strict=True):
                     params[name] = params[name].detach()
-                    velocity[name].mul_(settings.momentum).add_(gradient + settings.weight_decay * params[name])
+                    velocity[name].mul_(settings.momentum).add_(gradient)
+                    if settings.weight_decay:
+                        velocity[name].add_(params[name], alpha=settings.weight_decay)
                     params[name] += method.step(name, -method.learning_rate(name) * velocity[name], context)
             context.log("loss", loss)
             on_step()
