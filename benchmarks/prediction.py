@@ -56,7 +56,7 @@ def all_draws(case: Case) -> dict[str, Any]:
         candidates[f"fedprompt {label}, new images"] = (methods[dtype], new[dtype])
         candidates[f"fedprompt {label}, features kept"] = (methods[dtype], known[dtype])
     turns = {name: (lambda name=name, pair=pair: run(name, *pair)) for name, pair in candidates.items()}
-    figures = ratios(take_turns(turns, case.repeats), "textbook fp32")
+    figures = ratios(take_turns(turns, 3), "textbook fp32")
     for name, own in figures.items():
         own["difference"] = float((found[name] - found["textbook fp32"]).abs().max())
     return {"case": case.name, "images": case.images // 2, "batch": case.batch, "candidates": figures}

@@ -53,7 +53,7 @@ def figure_3(folder: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {"all": [all_draws(case) for case in CASES]}
     with tempfile.TemporaryDirectory() as scratch:
         done = folder or fedprompt.run("digits6", method="pfedbayespt", seed=0, out=scratch).folder
-        found["early"] = as_many_as_needed(done, TOLERANCES, repeats=5, timed=64)
+        found["early"] = as_many_as_needed(done, TOLERANCES, repeats=3, timed=64)
     return found
 
 

@@ -168,7 +168,7 @@ def test_with_tune_the_table_is_run_with_the_settings_that_won_on_validation(lit
     arguments = (little_toml, "--tune", "--only", "head-tune", "--jobs", "2", "--set", "training.rounds=2")
     content = result("study", "run", *arguments, "--out", tmp_path)
     (trials,) = content["trials"]
-    assert trials["trials"] == len(trials["ranking"]) == 5
+    assert trials["trials"] == len(trials["ranking"]) == 6
     best = trials["ranking"][0]["settings"]
     assert trials["winner"] == best
     assert content["cells"] == content["done"] == 2
@@ -178,7 +178,7 @@ def test_with_tune_the_table_is_run_with_the_settings_that_won_on_validation(lit
         assert config.evaluation.split == "test"
         assert config.data.validation == 0
     judged = [load_config(folder / "config.toml") for folder in cells(tmp_path) if "-trial-" in folder.name]
-    assert [config.evaluation.split for config in judged] == ["validation"] * 5
+    assert [config.evaluation.split for config in judged] == ["validation"] * 6
     assert {config.partition.domains_per_client for config in judged} == {2}  # the column to tune at
     shown = result("study", "show", little_toml, "--out", tmp_path)
     assert shown["tables"] == content["tables"]
