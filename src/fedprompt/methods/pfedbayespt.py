@@ -65,7 +65,7 @@ class PFedBayesPT(Method):
             description="stop drawing for an image whose leading class stays ahead even if every draw left is against "
             "it by so much; 1 never changes a class, less is faster and may; by default all draws are made",
         )
-        rows: PositiveInt = Field(160, description="images times draws in one forward at test; more is slower on CPUs")
+        rows: PositiveInt = Field(64, description="images times draws in one forward at test; more is slower on CPUs")
 
         prior: Literal["standard", "conditional"] = Field(
             "standard", description="N(0, prior_std^2), or centred on the mean that the whole image gives"
