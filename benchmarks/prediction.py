@@ -92,7 +92,7 @@ def as_many_as_needed(folder: Path, tolerances: tuple[float, ...], repeats: int,
         figures[name]["accuracy"] = float((predicted == labels).double().mean())
         figures[name]["agreement"] = float((predicted == reference).double().mean())
         figures[name]["draws"] = float((~own[..., 0].isnan()).sum(0).double().mean())
-    return {"run": f"{done.config.name}, {done.config.backbone.image} px", "images": len(labels), "candidates": figures}
+    return {"run": f"{done.config.name}, {ours[0][0].vit.shape.image} px", "images": len(labels), "candidates": figures}
 
 
 _Client = tuple[Method, Tensors, ClientData]
