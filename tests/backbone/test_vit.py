@@ -87,6 +87,16 @@ def test_prompted_forward_equals_textbook(vit: VisionTransformer, embedded: Tens
 
 
 @pytest.mark.parametrize("instance_flows", [False, True])
+def test_both_ways_of_attention_equal_textbook(
+    vit: VisionTransformer, embedded: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain products for few tokens, torch's fused kernel for many: which one is a matter of speed alone."""
+    leaf = tokens(4, 3, True, seed=5)
+    for limit in (0, 10**6):
+        monkeypatch.setattr("fedprompt.backbone.vit.PLAIN_UP_TO", limit)
+        assert_equals_textbook(vit, embedded, [Prompt(leaf)], [leaf])
+
+
 def test_prompts_of_different_depths_equal_textbook_together(
     vit: VisionTransformer, embedded: Tensor, instance_flows: bool
 ) -> None:
