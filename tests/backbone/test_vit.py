@@ -86,7 +86,6 @@ def test_prompted_forward_equals_textbook(vit: VisionTransformer, embedded: Tens
     assert_equals_textbook(vit, embedded, insert(leaf), [leaf])
 
 
-@pytest.mark.parametrize("instance_flows", [False, True])
 def test_both_ways_of_attention_equal_textbook(
     vit: VisionTransformer, embedded: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +96,7 @@ def test_both_ways_of_attention_equal_textbook(
         assert_equals_textbook(vit, embedded, [Prompt(leaf)], [leaf])
 
 
+@pytest.mark.parametrize("instance_flows", [False, True])
 def test_prompts_of_different_depths_equal_textbook_together(
     vit: VisionTransformer, embedded: Tensor, instance_flows: bool
 ) -> None:
