@@ -14,8 +14,6 @@ import fedprompt.federation.round as round_module
 from fedprompt.config import load_config
 from fedprompt.federation.simulation import Simulation
 
-MIB = 2**20
-
 
 def synthetic_cifar(folder: Path, images: int, seed: int = 0) -> Path:
     """Random pictures in the layout of CIFAR-100, so that the product's own loader reads them."""

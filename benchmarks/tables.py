@@ -14,7 +14,7 @@ def readme(found: dict[str, Any]) -> str:
     parts = [
         "# Benchmarks",
         "",
-        "    make bench          # figures 1 to 6; about 40 minutes on 2 cores",
+        "    make bench          # figures 1 to 6; about 35 minutes on 2 cores",
         "    make bench-peers    # the environment with Flower and pfl-research, for figure 5",
         "",
         "Every figure is a ratio within one run: candidates take turns on one machine, so that what else runs there",
@@ -77,14 +77,16 @@ def _goals(found: dict[str, Any]) -> list[str]:
             for peer, own in one["peers"].items():
                 rows.append((f"5. against {peer}, {one['method']}", least[peer], f"{own['ratio']:.2f}x"))
     if figures := found.get("6", {}).get("figures"):
-        rows.append(("6. memory, 100 to 10,000 clients", "at most 1.10", f"{_memory_ratio(figures['clients']):.2f}"))
+        before, after = _memory(figures["clients"])
+        rows.append(("6. memory, 100 to 10,000 clients", "at most 1.10", f"{after / before:.2f}"))
     return _rows(("figure", "asked", "measured"), rows)
 
 
-def _memory_ratio(clients: list[dict[str, Any]]) -> float:
+def _memory(clients: list[dict[str, Any]]) -> tuple[float, float]:
+    """Peak MiB without personal tensors, at 100 clients and at the most."""
     base = next(point for point in clients if point["value"] == 100)
-    memory = [point["peak_mib"] - point["personal_mib"] for point in (base, clients[-1])]
-    return float(memory[1] / memory[0])
+    before, after = (point["peak_mib"] - point["personal_mib"] for point in (base, clients[-1]))
+    return before, after
 
 
 def _where(figure: dict[str, Any]) -> str:
@@ -213,13 +215,10 @@ def _engine(figures: dict[str, Any]) -> list[str]:
 
 def _growth(figures: dict[str, list[dict[str, Any]]]) -> list[str]:
     lines = ["![Time and memory over what may grow](growth.png)", ""]
-    clients = figures["clients"]
-    base = next(point for point in clients if point["value"] == 100)
-    last = clients[-1]
-    memory = [point["peak_mib"] - point["personal_mib"] for point in (base, last)]
+    before, after = _memory(figures["clients"])
     lines += [
-        f"Memory without personal tensors at 100 clients {memory[0]:.0f} MiB, at {last['value']:,} {memory[1]:.0f} MiB "
-        f"(**{memory[1] / memory[0]:.2f}**), with ten clients in a round.",
+        f"Memory without personal tensors at 100 clients {before:.0f} MiB, at {figures['clients'][-1]['value']:,} "
+        f"{after:.0f} MiB (**{after / before:.2f}**), with ten clients in a round.",
         "",
     ]
     return lines + _rows(

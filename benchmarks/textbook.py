@@ -56,10 +56,9 @@ class TextbookFedVPTDeep(FedVPTDeep):
 
     key = ""
 
-    def logits(self, params: Tensors, batch: Batch) -> Tensor:
+    def feature(self, params: Tensors, batch: Batch) -> Tensor:
         assert batch.embedded is not None
-        feature = textbook_prompted(self.vit, batch.embedded, [Prompt(params["prompt"])])
-        return F.linear(feature, params["head.weight"], params["head.bias"])
+        return textbook_prompted(self.vit, batch.embedded, [Prompt(params["prompt"])])
 
 
 class TransformersFedVPTDeep(FedVPTDeep):
@@ -67,7 +66,7 @@ class TransformersFedVPTDeep(FedVPTDeep):
 
     key = ""
 
-    def logits(self, params: Tensors, batch: Batch) -> Tensor:
+    def feature(self, params: Tensors, batch: Batch) -> Tensor:
         assert batch.embedded is not None
         x, length = batch.embedded, params["prompt"].shape[1]
         for layer, prompt in zip(self.theirs.layers, params["prompt"], strict=True):
@@ -75,8 +74,7 @@ class TransformersFedVPTDeep(FedVPTDeep):
             out = layer(joined)
             out = out[0] if isinstance(out, tuple) else out
             x = torch.cat([out[:, :1], out[:, 1 + length :]], dim=1)
-        feature = self.theirs.layernorm(x)[:, 0]
-        return F.linear(feature, params["head.weight"], params["head.bias"])
+        return self.theirs.layernorm(x)[:, 0]
 
     @property
     def theirs(self) -> ViTModel:

@@ -24,7 +24,10 @@ def keep_records(store: Store, to: Path) -> list[Path]:
     kept = []
     for cell in sorted((store.root / "cells").glob("*")):
         marks = cell / "cell.json"
-        if not marks.is_file() or not is_finished(cell, read_json(marks)["key"]):
+        if not marks.is_file():
+            continue
+        about = read_json(marks)
+        if not is_finished(cell, about["key"]):
             continue
         config = load_run(cell).config
         config = config.model_copy(
@@ -33,10 +36,10 @@ def keep_records(store: Store, to: Path) -> list[Path]:
                 "data": config.data.model_copy(update={"root": None}),
             }
         )
-        about = read_json(marks) | {"settings": config.resolved()}
+        settings = config.resolved()
         files = {
-            "config.toml": to_toml(config.resolved()).encode() + b"\n",
-            "cell.json": json.dumps(about, indent=1).encode() + b"\n",
+            "config.toml": to_toml(settings).encode() + b"\n",
+            "cell.json": json.dumps(about | {"settings": settings}, indent=1).encode() + b"\n",
         }
         files |= {name: (cell / name).read_bytes() for name in COPIED if (cell / name).is_file()}
         folder = to / cell.name
