@@ -225,9 +225,18 @@ def fingerprint(config: Config) -> str:
     for table, keys in _UNDECIDING.items():
         for key in keys:
             (tree[table] if table else tree).pop(key, None)
-    weights = Path(tree["backbone"]["weights"])
-    tree["backbone"]["weights"] = weights.name if weights.is_absolute() else str(weights)
+    tree["backbone"]["weights"] = weights_name(tree["backbone"]["weights"])
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def weights_name(weights: str) -> str:
+    """What weights are called wherever they lie: the name of a file, or a hub id as it is.
+
+    >>> weights_name("/srv/vit_tiny.safetensors"), weights_name("timm/vit_tiny_patch16_224")
+    ('vit_tiny.safetensors', 'timm/vit_tiny_patch16_224')
+    """
+    path = Path(weights)
+    return path.name if path.is_absolute() else str(path)
 
 
 def _train(folder: Path, engine: Engine, state: FederationState, observer: Observer) -> Run:

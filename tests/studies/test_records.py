@@ -1,5 +1,7 @@
 """Records are what a finished cell measured, small enough to commit, and the same tables come out of them."""
 
+import json
+
 import pytest
 
 from fedprompt.data.registry import open_dataset
@@ -38,6 +40,13 @@ def test_records_hold_neither_tensors_nor_paths(store, tmp_path):
             assert file.suffix in (".json", ".jsonl", ".toml")
             assert str(tmp_path) not in file.read_text()
             assert '"/' not in file.read_text(), file
+
+
+def test_images_that_could_not_be_read_are_named_without_their_folder(store, tmp_path):
+    about = next((store.root / "cells").glob("*/about.json"))
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"unreadable": ["/home/me/scans/broken.png"]}))
+    kept = {folder.name: folder for folder in keep_records(store, tmp_path / "records")}[about.parent.name]
+    assert json.loads((kept / "about.json").read_text())["unreadable"] == ["broken.png"]
 
 
 def test_another_result_of_the_same_cell_is_not_written_over(store, tmp_path):

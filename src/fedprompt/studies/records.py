@@ -8,11 +8,11 @@ from pathlib import Path
 from fedprompt.errors import UserError
 from fedprompt.federation.checkpoint import write_atomically
 from fedprompt.run_folder import read_json
-from fedprompt.runs import load_run
+from fedprompt.runs import load_run, weights_name
 from fedprompt.studies.store import Store, is_finished
 from fedprompt.toml_text import to_toml
 
-COPIED = ("about.json", "metrics.jsonl", "samples.json", "summary.json", "timing.jsonl")
+COPIED = ("metrics.jsonl", "samples.json", "summary.json", "timing.jsonl")
 
 
 def keep_records(store: Store, to: Path) -> list[Path]:
@@ -32,12 +32,15 @@ def keep_records(store: Store, to: Path) -> list[Path]:
         config = load_run(cell).config
         config = config.model_copy(
             update={
-                "backbone": config.backbone.model_copy(update={"weights": Path(config.backbone.weights).name}),
+                "backbone": config.backbone.model_copy(update={"weights": weights_name(config.backbone.weights)}),
                 "data": config.data.model_copy(update={"root": None}),
             }
         )
         settings = config.resolved()
+        run = read_json(cell / "about.json")
+        run["unreadable"] = [Path(name).name for name in run["unreadable"]]
         files = {
+            "about.json": json.dumps(run, indent=2).encode() + b"\n",
             "config.toml": to_toml(settings).encode() + b"\n",
             "cell.json": json.dumps(about | {"settings": settings}, indent=1).encode() + b"\n",
         }
