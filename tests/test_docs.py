@@ -35,8 +35,8 @@ def code_blocks(text: str) -> list[str]:
 def commands(text: str) -> list[list[str]]:
     """Every call of fedprompt in the code of a document, as words."""
     found = []
-    for block in code_blocks(text):
-        for line in block.replace("\\\n", " ").splitlines():
+    for block in code_blocks(text.replace("\\\n", " ")):
+        for line in block.splitlines():
             call = re.match(r"^\s*(?:\$ )?(?:\S*/)?(?:python -m )?fedprompt\s+([^|&;>]+)", line.split(" #")[0])
             if call:
                 found.append(shlex.split(call.group(1).replace("...", "").replace("[", "").replace("]", "")))
