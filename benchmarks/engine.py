@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from timing import peak_mib
 
 import fedprompt.federation.round as round_module
 from fedprompt.config import load_config
@@ -79,5 +79,5 @@ def overhead(root: Path, clients: int, method: str, images: int, epochs: int, ro
         "overhead": whole / local,
         "seconds": whole,
         "local_seconds": local,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": peak_mib(),
     }

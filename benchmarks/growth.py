@@ -5,10 +5,6 @@ Each point runs in a process of its own, so that its peak memory is its own.
 
 from __future__ import annotations
 
-import json
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,12 +13,12 @@ from typing import Any
 import torch
 from engine import simulation, synthetic_cifar
 from matplotlib.figure import Figure
+from timing import alone, peak_mib
 
-HERE = Path(__file__).parent
 KEY = "methods.pfedbayespt."
-# What grows, and the settings of each point; a round is ten clients of 32 images unless said otherwise.
+# What grows, and the settings of each point; a round is ten clients of 32 images, of two where clients grow.
 AXES: dict[str, list[tuple[int, dict[str, Any]]]] = {
-    "clients": [(n, {"clients": n}) for n in (10, 100, 1000, 10_000)],
+    "clients": [(n, {"clients": n, "images": 2}) for n in (10, 100, 1000, 10_000)],
     "images per client": [(n, {"images": n}) for n in (32, 64, 128, 256)],
     "prompt length (K)": [(n, {KEY + "length": n}) for n in (1, 5, 10, 20, 50)],
     "instance depth": [(n, {KEY + "instance_depth": n}) for n in (1, 2, 4, 6)],
@@ -38,8 +34,6 @@ def one_point(root: Path, changes: dict[str, Any]) -> dict[str, float]:
     changes = dict(changes)
     clients = changes.pop("clients", COHORT)
     images = changes.pop("images", IMAGES)
-    if clients * images > STORED:
-        images = max(1, STORED // clients)
     settings = {"training.participation": COHORT / clients, "data.train_per_domain": clients * images, **changes}
     federation = simulation(root, clients, "pfedbayespt", **settings)
     state, _ = federation.round(federation.start())
@@ -60,7 +54,7 @@ def one_point(root: Path, changes: dict[str, Any]) -> dict[str, float]:
         "images_trained": COHORT * images,
         "predict_seconds": time.perf_counter() - began,
         "images_predicted": len(batch),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": peak_mib(),
         "personal_mib": personal / 2**20,
     }
 
@@ -73,11 +67,7 @@ def grow() -> dict[str, list[dict[str, Any]]]:
         for axis, points in AXES.items():
             found[axis] = []
             for value, changes in points:
-                command = [sys.executable, str(HERE / "growth.py"), str(root), json.dumps(changes)]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    raise RuntimeError(done.stderr[-2000:])
-                found[axis].append({"value": value, **json.loads(done.stdout.splitlines()[-1])})
+                found[axis].append({"value": value, **alone(one_point, root, changes)})
     return found
 
 
@@ -102,7 +92,3 @@ def picture(found: dict[str, list[dict[str, Any]]]) -> Figure:
         axes.set_visible(False)
     figure.suptitle("pFedBayesPT on the mini ViT: time (blue) and memory (orange)")
     return figure
-
-
-if __name__ == "__main__":
-    print(json.dumps(one_point(Path(sys.argv[1]), json.loads(sys.argv[2]))))

@@ -29,6 +29,7 @@ from growth import grow, picture
 from models import CASES
 from prediction import all_draws, as_many_as_needed
 from tables import readme
+from timing import alone
 from training_steps import fedvpt_deep, one_off_features, pfedbayespt, share_of_limit
 
 import fedprompt
@@ -69,9 +70,9 @@ def figure_5(peers: Path | None, before: dict[str, Any]) -> dict[str, Any]:
         root = synthetic_cifar(Path(scratch), 64_000)
         for clients in (10, 100, 1000):
             # Five epochs are the paper's; one of a single step is the least that a client can do.
-            found["overhead"] += [overhead(root, clients, "head-tune", 64, 5, rounds=3)]
-            found["overhead"] += [overhead(root, clients, "head-tune", 32, 1, rounds=3)]
-            found["overhead"] += [overhead(root, clients, "fedvpt", 8, 1, rounds=2)]
+            found["overhead"] += [alone(overhead, root, clients, "head-tune", 64, 5, 3)]
+            found["overhead"] += [alone(overhead, root, clients, "head-tune", 32, 1, 3)]
+            found["overhead"] += [alone(overhead, root, clients, "fedvpt", 8, 1, 2)]
     if peers is not None:
         found["peers"] = []
         for method, clients, images in (("head-tune", 100, 64), ("fedvpt", 100, 16)):

@@ -183,7 +183,7 @@ def _limit(figures: list[dict[str, Any]]) -> list[str]:
 def _engine(figures: dict[str, Any]) -> list[str]:
     lines = ["Wall time of a round over the time inside local training, all clients in each round:", ""]
     lines += _rows(
-        ("method", "clients", "images x epochs of each", "overhead", "round", "peak memory so far"),
+        ("method", "clients", "images x epochs of each", "overhead", "round", "peak memory"),
         [
             (
                 own["method"],

@@ -1,11 +1,37 @@
-"""Times that can be compared: candidates take turns, so that what else the machine does hits all of them alike."""
+"""Figures that can be compared: candidates take turns, so that what else the machine does hits all of them alike; and
+what is measured for its memory has a process of its own.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+def alone(measure: Callable[..., _Result], *args: Any) -> _Result:
+    """What a function returns in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(measure, *args).result()
+
+
+def peak_mib() -> float:
+    """The most memory that this process has held.
+
+    Not ``ru_maxrss`` where it can be helped: on Linux that starts at the size of the process that started this one.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return float(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def take_turns(candidates: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
