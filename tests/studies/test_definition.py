@@ -185,3 +185,13 @@ OTHERS = ["ablation", "heads", "new-clients", "parts", "samples", "starts"]
 
 def test_studies_are_listed_with_those_that_define_data_first():
     assert study_names() == ["cifar100", "digits6", "domainnet", "pacs", *OTHERS]
+
+
+def test_a_trial_may_set_aside_more_images_without_training_on_more():
+    """So that a difference of a point shows, while what is tuned is tuned for as many images as in the table."""
+    for name in ("pacs", "cifar100"):
+        study = load_study(name, "cpu")
+        cell, trial = study.cells([0])[0].config.data, study.trial(name, "fedvpt", {}, 0).config.data
+        assert trial.train_per_domain * trial.validation >= 400
+        assert trial.train_per_domain * (1 - trial.validation) <= cell.train_per_domain
+    assert load_study("cifar100", "paper").trial("cifar100", "fedvpt", {}, 0).config.data.validation == 0.2

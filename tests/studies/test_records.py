@@ -8,6 +8,7 @@ from fedprompt.data.registry import open_dataset
 from fedprompt.errors import UserError
 from fedprompt.report.results import result_tables
 from fedprompt.runs import load_run
+from fedprompt.studies.plans import find_plan, save_plan
 from fedprompt.studies.records import keep_records
 from fedprompt.studies.store import Store, data_digest
 from fedprompt.studies.work import do_cell
@@ -34,12 +35,29 @@ def test_records_give_the_same_tables_as_the_cells(store, tmp_path):
     assert [table.to_csv() for table in there] == [table.to_csv() for table in here]
 
 
-def test_records_hold_neither_tensors_nor_paths(store, tmp_path):
-    for folder in keep_records(store, tmp_path / "records"):
-        for file in folder.iterdir():
-            assert file.suffix in (".json", ".jsonl", ".toml")
-            assert str(tmp_path) not in file.read_text()
-            assert '"/' not in file.read_text(), file
+def test_records_are_a_store_of_their_own(store, little, tmp_path):
+    """Wherever the weights are now, and beside the records of another store."""
+    cells = little.cells()
+    save_plan(store, little, cells[:2], tuned=False)
+    keep_records(store, tmp_path / "records")
+    save_plan(store, little, cells, tuned=False)
+    keep_records(store, tmp_path / "records")
+    records = Store(tmp_path / "records")
+    plan = find_plan(records, little)
+    assert [cell.key for cell in plan.cells] == [cell.key for cell in cells]
+    assert plan.cells[0].config.data.root is None
+    assert [run.summary for run in records.runs(list(plan.cells))] == [run.summary for run in store.runs(cells)]
+
+
+def test_records_hold_neither_tensors_nor_paths(store, little, tmp_path):
+    save_plan(store, little, little.cells(), tuned=False)
+    keep_records(store, tmp_path / "records")
+    files = [path for path in (tmp_path / "records").rglob("*") if path.is_file() and path.name != ".lock"]
+    assert len(files) > 10
+    for file in files:
+        assert file.suffix in (".json", ".jsonl", ".toml")
+        assert str(tmp_path) not in file.read_text()
+        assert '"/' not in file.read_text(), file
 
 
 def test_images_that_could_not_be_read_are_named_without_their_folder(store, tmp_path):

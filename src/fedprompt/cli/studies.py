@@ -97,7 +97,7 @@ def show(
 
 @app.command("records")
 def records(
-    to: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put them; a folder for each cell.")],
+    to: Annotated[Path, typer.Argument(metavar="FOLDER", help="The store to make of them.")],
     out_folder: OutFolder = Path(OUT),
     as_json: Json = False,
 ) -> None:

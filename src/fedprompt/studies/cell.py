@@ -26,10 +26,11 @@ class Cell:
 
     config: Config
     samples: tuple[int, ...] = ()  # numbers of prompt draws to measure after training
+    known_key: str = ""  # if it was written down: the weights, which are part of it, may be elsewhere now
 
     @cached_property
     def key(self) -> str:
-        return settings_key(self.config)
+        return self.known_key or settings_key(self.config)
 
     @property
     def column(self) -> str:

@@ -40,6 +40,7 @@ class ScaleSettings(_Settings):
         description="a preset's name, or a TOML file (from the study's own folder if it is one of yours)"
     )
     settings: dict[str, Any] = Field({}, description="changes to the preset, in the same tables")
+    trial: dict[str, Any] = Field({}, description="further changes while settings are tuned, in the same tables")
 
 
 class SetupSettings(_Settings):
@@ -49,7 +50,6 @@ class SetupSettings(_Settings):
     symbol: str = Field(description="its letter in the paper")
     tune_at: PositiveInt = Field(description="the column at which settings are tuned")
     validation: float = Field(0.2, gt=0, lt=1, description="share of the clients' training images, for tuning")
-    trial: dict[str, Any] = Field({}, description="changes while settings are tuned, in the preset's tables")
     paper: ScaleSettings | None = None
     cpu: ScaleSettings | None = None
 

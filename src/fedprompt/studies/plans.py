@@ -6,9 +6,9 @@ import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +40,16 @@ class Plan:
 
 def save_plan(store: Store, study: Study, cells: Sequence[Cell], *, tuned: bool) -> None:
     """Write down that a study has these cells, beside those that it has already."""
-    path = _path(store, study, tuned)
-    with _alone(path.parent):
-        old = _read(path).cells if path.is_file() else ()
-        merged = {cell.key: cell for cell in (*old, *cells)}
-        content = {
-            "study": study.name,
-            "scale": study.scale,
-            "set": dict(study.changes),
-            "tuned": tuned,
-            "updated": time.time(),
-            "cells": [{"settings": cell.config.resolved(), "samples": cell.samples} for cell in merged.values()],
-        }
-        write_atomically(path, json.dumps(content, default=str).encode() + b"\n")
+    plan = Plan(study.name, study.scale, study.changes, tuned, time.time(), tuple(cells))
+    _write(_path(store, study, tuned), plan)
+
+
+def copy_plans(store: Store, to: Store, portable: Callable[[Config], Config]) -> None:
+    """Set a store's plans beside those of another, with each cell's settings made fit to leave this machine."""
+    for path in sorted((store.root / "plans").glob("*.json")):
+        plan = _read(path)
+        cells = tuple(replace(cell, config=portable(cell.config), known_key=cell.key) for cell in plan.cells)
+        _write(to.root / "plans" / path.name, replace(plan, changes=_portable_changes(plan.changes), cells=cells))
 
 
 def find_plan(store: Store, study: Study, *, tuned: bool | None = None) -> Plan | None:
@@ -65,17 +62,43 @@ def find_plan(store: Store, study: Study, *, tuned: bool | None = None) -> Plan 
 
 
 def _path(store: Store, study: Study, tuned: bool) -> Path:
-    changes = {key: value for key, value in study.changes.items() if key not in _LOCAL}
-    if weights := changes.get("backbone.weights"):
-        changes["backbone.weights"] = Path(str(weights)).name
-    mark = hashlib.sha256(json.dumps([changes, tuned], sort_keys=True, default=str).encode()).hexdigest()[:8]
-    return store.root / "plans" / f"{study.name}-{study.scale}-{mark}.json"
+    mark = json.dumps([_portable_changes(study.changes), tuned], sort_keys=True, default=str)
+    digest = hashlib.sha256(mark.encode()).hexdigest()[:8]
+    return store.root / "plans" / f"{study.name}-{study.scale}-{digest}.json"
+
+
+def _portable_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in changes.items() if key not in _LOCAL}
+    if weights := kept.get("backbone.weights"):
+        kept["backbone.weights"] = Path(str(weights)).name
+    return kept
 
 
 def _read(path: Path) -> Plan:
     content = read_json(path)
-    cells = tuple(Cell(Config(**entry["settings"]), tuple(entry["samples"])) for entry in content["cells"])
+    cells = tuple(
+        Cell(Config(**entry["settings"]), tuple(entry["samples"]), entry.get("key", "")) for entry in content["cells"]
+    )
     return Plan(content["study"], content["scale"], content["set"], content["tuned"], content["updated"], cells)
+
+
+def _write(path: Path, plan: Plan) -> None:
+    """Write a plan, beside the cells that are written down there already."""
+    with _alone(path.parent):
+        old = _read(path).cells if path.is_file() else ()
+        merged = {cell.key: cell for cell in (*old, *plan.cells)}
+        content = {
+            "study": plan.study,
+            "scale": plan.scale,
+            "set": dict(plan.changes),
+            "tuned": plan.tuned,
+            "updated": plan.updated,
+            "cells": [
+                {"key": cell.key, "settings": cell.config.resolved(), "samples": cell.samples}
+                for cell in merged.values()
+            ],
+        }
+        write_atomically(path, json.dumps(content, default=str).encode() + b"\n")
 
 
 @contextmanager

@@ -92,10 +92,10 @@ class Study:
 
     def trial(self, data: str, method: str, settings: Mapping[str, Any], seed: int) -> Cell:
         """A run that judges settings of a method on validation images; the same for every study of the data set."""
-        setup = self.setups[data]
-        changes = flat(dict(self._scale(data).settings)) | _row_changes(RowSettings(method=method, settings=settings))
-        changes |= flat(dict(setup.trial))
-        changes |= {setup.key: setup.tune_at, "data.validation": setup.validation, "evaluation.split": "validation"}
+        setup, scale = self.setups[data], self._scale(data)
+        changes = flat(dict(scale.settings)) | _row_changes(RowSettings(method=method, settings=settings))
+        changes |= {"data.validation": setup.validation} | flat(dict(scale.trial))
+        changes |= {setup.key: setup.tune_at, "evaluation.split": "validation"}
         return Cell(self.config(data, changes, method, seed))
 
     def config(self, data: str, changes: Mapping[str, Any], method: str, seed: int) -> Config:
