@@ -212,6 +212,13 @@ def test_prompts_may_have_a_learning_rate_of_their_own(tiny_backbone):
     assert [method.learning_rate(name) for name in names] == [0.1, 3.0, 0.2]
 
 
+def test_the_encoders_norm_may_have_a_learning_rate_of_its_own(tiny_backbone):
+    method = build("pfedbayespt", tiny_backbone, encoder_learning_rate=0.2, norm_learning_rate=5.0)
+    own = {name: method.learning_rate(name) for name in method.initial(0).shared if name.startswith("encoder.")}
+    assert {name for name, rate in own.items() if rate == 5.0} == {"encoder.norm.weight", "encoder.norm.bias"}
+    assert set(own.values()) == {0.2, 5.0}
+
+
 def test_depths_may_differ(tiny_backbone):
     method = build("pfedbayespt", tiny_backbone, global_depth=2, instance_depth=1)
     shared = method.initial(0).shared

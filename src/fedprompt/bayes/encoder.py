@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 PREFIX = "encoder."
+NORM = PREFIX + "norm."
 Start = Literal["random", "pooled"]
 Activation = Literal["gelu", "relu"]
 

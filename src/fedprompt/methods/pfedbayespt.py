@@ -47,6 +47,11 @@ class PFedBayesPT(Method):
         prompt_start: PromptStart = Field("blank", description="of the global prompt: uniform (VPT), blank or tokens")
 
         encoder_learning_rate: PositiveFloat = Field(0.01, description="of the encoder (rho)")
+        norm_learning_rate: PositiveFloat | None = Field(
+            None,
+            description="of gain and bias of the encoder's LayerNorm, numbers of each channel as in a prompt; "
+            "by default the encoder's",
+        )
         encoder_start: encoder.Start = Field("pooled", description="random, or pooled: the mean of the tokens")
         hidden: PositiveInt = Field(16, ge=2, description="hidden units of the encoder's MLPs")
         activation: encoder.Activation = "gelu"
@@ -122,6 +127,8 @@ class PFedBayesPT(Method):
         return tensors
 
     def learning_rate(self, name: str) -> float:
+        if name.startswith(encoder.NORM):
+            return self.settings.norm_learning_rate or self.settings.encoder_learning_rate
         if name.startswith(encoder.PREFIX):
             return self.settings.encoder_learning_rate
         return super().learning_rate(name)
