@@ -75,9 +75,9 @@ def figure_5(peers: Path | None, before: dict[str, Any]) -> dict[str, Any]:
             found["overhead"] += [alone(overhead, root, clients, "fedvpt", 8, 1, 2)]
     if peers is not None:
         found["peers"] = []
-        for method, clients, images in (("head-tune", 100, 64), ("fedvpt", 100, 16)):
+        for method, clients, images, rounds in (("head-tune", 100, 64, 24), ("fedvpt", 100, 16, 4)):
             with tempfile.TemporaryDirectory() as scratch:
-                found["peers"].append(compare(peers, Path(scratch), clients, images, method, rounds=4))
+                found["peers"].append(compare(peers, Path(scratch), clients, images, method, rounds))
     return found
 
 

@@ -49,8 +49,8 @@ def open_dataset(settings: DataSettings) -> Dataset:
 
 def _subsample(split: Split, per_domain: int | None, settings: DataSettings, which: str) -> Split:
     """At most ``per_domain`` images of each domain, drawn without replacement from the data seed."""
-    if per_domain is None:
-        return split
+    if per_domain is None or np.bincount(split.domains).max(initial=0) <= per_domain:
+        return split  # whole, and not copied
     kept = []
     for domain in np.unique(split.domains):
         members = np.flatnonzero(split.domains == domain)
