@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -20,7 +21,7 @@ from matplotlib.figure import Figure
 from fedprompt.methods import methods
 from fedprompt.report.plots import png
 from fedprompt.report.published import published
-from fedprompt.report.result_table import ACCURACY, CALIBRATION, Metric, ResultTable
+from fedprompt.report.result_table import ACCURACY, CALIBRATION, Metric, ResultTable, Row
 from fedprompt.report.results import result_tables
 from fedprompt.report.sources import collect
 from fedprompt.runs import Run
@@ -46,8 +47,9 @@ def samples(*on: str) -> str:
 
 
 def tuning(data: str) -> str:
-    """All trials of each method on a data set, on validation images."""
-    return _markdown(result_tables(trials(data)))
+    """All trials of each method on a data set, on validation images, the best first."""
+    tables = result_tables(trials(data))
+    return _markdown([replace(table, rows=tuple(_best_first(table.rows))) for table in tables])
 
 
 def paper(data: str, *columns: str) -> str:
@@ -67,6 +69,12 @@ KINDS: dict[str, Callable[..., str]] = {kind.__name__: kind for kind in (accurac
 def trials(data: str) -> list[Run]:
     """The records of a data set's trials."""
     return [run for run in collect([str(RESULTS / "cells")]) if _is_trial(run) and run.config.data.name == data]
+
+
+def _best_first(rows: Sequence[Row]) -> list[Row]:
+    """Each method's rows by their first figure, the methods in their order."""
+    order = list(dict.fromkeys(row.method for row in rows))
+    return sorted(rows, key=lambda row: (order.index(row.method), -row.cells[0].mean if row.cells[0] else 0.0))
 
 
 def _is_trial(run: Run) -> bool:
