@@ -27,6 +27,7 @@ AXES: dict[str, list[tuple[int, dict[str, Any]]]] = {
     "extra draws (S)": [(n, {KEY + "extra_draws": n}) for n in (0, 1, 2, 4, 8)],
 }
 COHORT, IMAGES, STORED = 10, 32, 20_000
+PICTURE = 3 * 32 * 32  # bytes
 
 
 def one_point(root: Path, changes: dict[str, Any]) -> dict[str, float]:
@@ -56,6 +57,7 @@ def one_point(root: Path, changes: dict[str, Any]) -> dict[str, float]:
         "images_predicted": len(batch),
         "peak_mib": peak_mib(),
         "personal_mib": personal / 2**20,
+        "images_mib": clients * images * PICTURE / 2**20,  # all clients' own, kept as uint8
     }
 
 
