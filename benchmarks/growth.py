@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from timing import alone, peak_mib
 
 KEY = "methods.pfedbayespt."
-# What grows, and the settings of each point; a round is ten clients of 32 images, of two where clients grow.
+FEW = 2  # images of each client where clients grow
+# What grows, and the settings of each point; a round is ten clients of 32 images unless said otherwise.
 AXES: dict[str, list[tuple[int, dict[str, Any]]]] = {
-    "clients": [(n, {"clients": n, "images": 2}) for n in (10, 100, 1000, 10_000)],
+    "clients": [(n, {"clients": n, "images": FEW}) for n in (10, 100, 1000, 10_000)],
     "images per client": [(n, {"images": n}) for n in (32, 64, 128, 256)],
     "prompt length (K)": [(n, {KEY + "length": n}) for n in (1, 5, 10, 20, 50)],
     "instance depth": [(n, {KEY + "instance_depth": n}) for n in (1, 2, 4, 6)],
@@ -27,7 +28,6 @@ AXES: dict[str, list[tuple[int, dict[str, Any]]]] = {
     "extra draws (S)": [(n, {KEY + "extra_draws": n}) for n in (0, 1, 2, 4, 8)],
 }
 COHORT, IMAGES, STORED = 10, 32, 20_000
-PICTURE = 3 * 32 * 32  # bytes
 
 
 def one_point(root: Path, changes: dict[str, Any]) -> dict[str, float]:
@@ -57,8 +57,12 @@ def one_point(root: Path, changes: dict[str, Any]) -> dict[str, float]:
         "images_predicted": len(batch),
         "peak_mib": peak_mib(),
         "personal_mib": personal / 2**20,
-        "images_mib": clients * images * PICTURE / 2**20,  # all clients' own, kept as uint8
     }
+
+
+def images_mib(clients: int) -> float:
+    """What the images of so many clients take, 32 x 32 pixels as uint8, where clients grow."""
+    return clients * FEW * 3 * 32 * 32 / 2**20
 
 
 def grow() -> dict[str, list[dict[str, Any]]]:
