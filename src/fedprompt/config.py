@@ -47,6 +47,9 @@ class TrainingSettings(_Settings):
     epochs: PositiveInt = Field(5, description="local epochs in a round (E)")
     batch: PositiveInt = Field(64, description="images in a local step (B)")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that train in a round")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="of shared tensors' learning rates over the rounds; cosine lets them fall"
+    )
     checkpoint_every: PositiveInt = Field(1, description="rounds between checkpoints; the last is always kept")
 
 

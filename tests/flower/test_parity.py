@@ -21,6 +21,7 @@ pytestmark = pytest.mark.federation
 SMALL = {
     "partition.clients": 3,
     "training.rounds": 2,
+    "training.schedule": "cosine",
     "data.train_per_domain": 18,
     "data.test_per_domain": 9,
     "evaluation.every": 2,

@@ -44,7 +44,7 @@ class Simulation:
         self.method = method_class(config.method)(config.method_settings(), task)
         self.fresh = self.method.initial(config.seed)
         self.train_data, self.held_data = client_data(config, self.backbone, self.method, self.dataset, self.parts)
-        self.schedule = Schedule(config.training.epochs, config.training.batch)
+        self.schedule = Schedule.of(config.training)
 
     def about(self) -> dict[str, Any]:
         """The classes, the domains, and the images of each client."""

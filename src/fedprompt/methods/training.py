@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from fedprompt.backbone.cache import ClientData, KnownFeatures
+from fedprompt.config import TrainingSettings
 from fedprompt.methods.base import Context, Method, Stage, Tensors
 from fedprompt.randomness import torch_generator
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a client trains."""
+    """How long a client trains, and with what share of its learning rates."""
 
     epochs: int
     batch: int
+    falls_over: int | None = None  # rounds over which shared tensors' rates fall along half a cosine; None keeps them
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Schedule:
+        """What the settings ask of a client in a round."""
+        falls_over = settings.rounds if settings.schedule == "cosine" else None
+        return cls(settings.epochs, settings.batch, falls_over)
+
+    def share(self, round_number: int) -> float:
+        """The factor of shared tensors' learning rates in a round, counted from 1.
+
+        What stays with a client keeps its rate: nobody averages it, and one first asked late has it all to learn.
+
+        >>> [round(Schedule(1, 32, falls_over=4).share(number), 2) for number in (1, 2, 3, 4)]
+        [1.0, 0.85, 0.5, 0.15]
+        """
+        return 1.0 if self.falls_over is None else (1 + math.cos(math.pi * (round_number - 1) / self.falls_over)) / 2
 
 
 def train(
@@ -50,7 +69,8 @@ def _run_stage(
 ) -> None:
     trained = [name for name in params if name in stage.names]
     velocity = {name: torch.zeros_like(params[name]) for name in trained}
-    settings = method.settings
+    settings, share = method.settings, schedule.share(context.round)
+    rates = {name: method.learning_rate(name) * (share if name in context.received else 1.0) for name in trained}
     for epoch in range(stage.epochs * schedule.epochs):
         address = ("order", context.round, context.client, context.stage, epoch)
         order = torch.randperm(len(data), generator=torch_generator(seed, *address))
@@ -66,6 +86,6 @@ def _run_stage(
                     velocity[name].mul_(settings.momentum).add_(gradient)
                     if settings.weight_decay:
                         velocity[name].add_(params[name], alpha=settings.weight_decay)
-                    params[name] += method.step(name, -method.learning_rate(name) * velocity[name], context)
+                    params[name] += method.step(name, -rates[name] * velocity[name], context)
             context.log("loss", loss)
             on_step()

@@ -50,7 +50,7 @@ class Node:
             raise NodeRefusalError("its backbone weights are not those of the server")
         task = Task(self.backbone, len(order.classes), order.clients)
         self.method = method_class(self.config.method)(self.config.method_settings(), task)
-        self.schedule = Schedule(self.config.training.epochs, self.config.training.batch)
+        self.schedule = Schedule.of(self.config.training)
 
     @cached_property
     def _data(self) -> tuple[ClientData, ClientData]:
