@@ -10,9 +10,7 @@ A table stands between ``<!-- KIND NAME ... -->`` and ``<!-- end -->``; what KIN
 from __future__ import annotations
 
 import argparse
-import math
 import re
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,7 +21,7 @@ from matplotlib.figure import Figure
 from fedprompt.methods import methods
 from fedprompt.report.plots import png
 from fedprompt.report.published import published
-from fedprompt.report.result_table import ACCURACY, CALIBRATION, Cell, Metric, ResultTable, Row
+from fedprompt.report.result_table import ACCURACY, CALIBRATION, Metric, ResultTable, Row
 from fedprompt.report.results import result_tables
 from fedprompt.report.sources import collect
 from fedprompt.runs import Run
@@ -36,34 +34,6 @@ MARKED = re.compile(r"(<!-- (?!end )(\w+)((?: \S+)*) -->\n).*?(<!-- end -->)", r
 def accuracy(study: str, *on: str) -> str:
     """Average and Worst Local of a study's finished cells."""
     return _markdown(result_tables(finished(study, "cpu", on, out=RESULTS)))
-
-
-def lead(study: str, method: str, *on: str) -> str:
-    """How far a method is ahead of each other row, in pairs of the same seed: mean, its standard error, seeds won."""
-    parts = []
-    for table in result_tables(finished(study, "cpu", on, out=RESULTS)):
-        own = [row for row in table.rows if row.method == method]
-        if len(own) != 1:
-            raise SystemExit(f"lead needs one row of {method} in {table.title!r}; there are {len(own)}.")
-        heads = [f"{column.setting} {column.metric.title}" for column in table.columns]
-        lines = [f"| {own[0].label} against | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-        for row in table.rows:
-            if row is not own[0]:
-                cells = [_pairs(one, other) for one, other in zip(own[0].cells, row.cells, strict=True)]
-                lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
-
-
-def _pairs(one: Cell | None, other: Cell | None) -> str:
-    """One minus the other over the seeds that both have: the seeds share images, clients and start."""
-    if one is None or other is None:
-        return "-"
-    gaps = [one.by_seed[seed] - other.by_seed[seed] for seed in one.by_seed if seed in other.by_seed]
-    if len(gaps) < 2:
-        return " ".join(f"{gap:+.2f}" for gap in gaps) or "-"
-    error = statistics.stdev(gaps) / math.sqrt(len(gaps))
-    return f"{statistics.fmean(gaps):+.2f} ± {error:.2f} ({sum(gap > 0 for gap in gaps)} of {len(gaps)})"
 
 
 def calibration(study: str, *on: str) -> str:
@@ -93,9 +63,7 @@ def paper(data: str, *columns: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-KINDS: dict[str, Callable[..., str]] = {
-    kind.__name__: kind for kind in (accuracy, lead, calibration, samples, tuning, paper)
-}
+KINDS: dict[str, Callable[..., str]] = {kind.__name__: kind for kind in (accuracy, calibration, samples, tuning, paper)}
 
 
 def trials(data: str) -> list[Run]:
