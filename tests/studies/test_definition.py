@@ -128,8 +128,8 @@ def test_equal_cells_are_shared_between_studies():
 
 def test_trials_are_shared_between_studies_and_see_no_test_image():
     studies = [load_study(name, "paper", ["domainnet"]) for name in ("domainnet", "new-clients")]
-    trials = [study.trial("domainnet", "fedpr", {}, 0) for study in studies]
-    assert trials[0].key == trials[1].key
+    trials = [trial for study in studies for trial in study.trials("domainnet", "fedpr", {}, [0])]
+    assert len({trial.key for trial in trials}) == 1
     assert trials[0].config.evaluation.split == "validation"
     assert trials[0].config.data.validation > 0
 
@@ -191,7 +191,7 @@ def test_a_trial_may_set_aside_more_images_without_training_on_more():
     """So that a difference of a point shows, while what is tuned is tuned for as many images as in the table."""
     for name in ("pacs", "cifar100"):
         study = load_study(name, "cpu")
-        cell, trial = study.cells([0])[0].config.data, study.trial(name, "fedvpt", {}, 0).config.data
+        cell, trial = study.cells([0])[0].config.data, study.trials(name, "fedvpt", {}, [0])[0].config.data
         assert trial.train_per_domain * trial.validation >= 400
         assert trial.train_per_domain * (1 - trial.validation) <= cell.train_per_domain
-    assert load_study("cifar100", "paper").trial("cifar100", "fedvpt", {}, 0).config.data.validation == 0.2
+    assert load_study("cifar100", "paper").trials("cifar100", "fedvpt", {}, [0])[0].config.data.validation == 0.2

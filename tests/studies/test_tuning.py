@@ -3,6 +3,7 @@
 import json
 import shutil
 import tomllib
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -93,6 +94,14 @@ def test_reading_the_test_images_would_fail(blind, tmp_path):
     assert "cannot be" in outcome.complaint or "unreadable" in outcome.complaint.lower()
 
 
+def test_settings_may_be_judged_at_several_columns(little):
+    """Otherwise a rate that only one of them bears may win."""
+    several = replace(little, setups={"little": little.setups["little"].model_copy(update={"tune_at": (1, 2)})})
+    (trials,) = plan_trials(several, GridSettings(trials=9), wanted=["head-tune"], grid={"learning_rate": [0.1, 0.2]})
+    for _, cells in trials.tried:
+        assert [cell.column for cell in cells] == ["m=1", "m=2"]
+
+
 def test_the_winner_is_the_best_on_average_over_the_seeds(little, tmp_path):
     grids = GridSettings(trials=9)
     values = {"learning_rate": [1e-9, 0.1]}
@@ -106,4 +115,4 @@ def test_the_winner_is_the_best_on_average_over_the_seeds(little, tmp_path):
     for cell in trials.cells:
         assert do_cell(store, cell, digest).kind == "done"
     assert trials.winner(store) == {"learning_rate": 0.1}
-    assert [row["seeds"] for row in trials.ranking(store)] == [2, 2]
+    assert [row["runs"] for row in trials.ranking(store)] == [2, 2]

@@ -48,10 +48,18 @@ class SetupSettings(_Settings):
 
     key: str = Field(description="the setting that differs between columns")
     symbol: str = Field(description="its letter in the paper")
-    tune_at: PositiveInt = Field(description="the column at which settings are tuned")
+    tune_at: tuple[PositiveInt, ...] = Field(
+        min_length=1, description="the columns at which settings are tuned: the mean over them counts"
+    )
     validation: float = Field(0.2, gt=0, lt=1, description="share of the clients' training images, for tuning")
     paper: ScaleSettings | None = None
     cpu: ScaleSettings | None = None
+
+    @field_validator("tune_at", mode="before")
+    @classmethod
+    def _one_column(cls, tune_at: Any) -> Any:
+        """One column may be written without brackets."""
+        return (tune_at,) if isinstance(tune_at, int) else tune_at
 
     def at(self, scale: Scale) -> ScaleSettings | None:
         return self.paper if scale == "paper" else self.cpu

@@ -90,13 +90,17 @@ class Study:
     def methods(self) -> list[str]:
         return list(dict.fromkeys(row.method for row in self.definition.rows))
 
-    def trial(self, data: str, method: str, settings: Mapping[str, Any], seed: int) -> Cell:
-        """A run that judges settings of a method on validation images; the same for every study of the data set."""
+    def trials(self, data: str, method: str, settings: Mapping[str, Any], seeds: Iterable[int]) -> list[Cell]:
+        """The runs that judge settings of a method on validation images; the same for every study of the data set."""
         setup, scale = self.setups[data], self._scale(data)
         changes = flat(dict(scale.settings)) | _row_changes(RowSettings(method=method, settings=settings))
         changes |= {"data.validation": setup.validation} | flat(dict(scale.trial))
-        changes |= {setup.key: setup.tune_at, "evaluation.split": "validation"}
-        return Cell(self.config(data, changes, method, seed))
+        changes |= {"evaluation.split": "validation"}
+        return [
+            Cell(self.config(data, {**changes, setup.key: column}, method, seed))
+            for column in setup.tune_at
+            for seed in seeds
+        ]
 
     def config(self, data: str, changes: Mapping[str, Any], method: str, seed: int) -> Config:
         """The settings of one run: the preset's, with changes, and those of the study on top."""
@@ -170,7 +174,7 @@ def study_of_preset(source: str, scale: Scale, methods: Sequence[str], changes: 
     setup = SetupSettings(**chosen, **{scale: ScaleSettings(preset=str(source))})
     name = config.name
     rows = tuple(RowSettings(method=method) for method in methods)
-    definition = StudySettings(title=name, rows=rows, seeds=(0,), on={name: (setup.tune_at,)}, setup=setup)
+    definition = StudySettings(title=name, rows=rows, seeds=(0,), on={name: setup.tune_at}, setup=setup)
     return Study(name, scale, definition, (name,), {name: setup}, dict(changes))
 
 

@@ -44,7 +44,7 @@ def choices(grid: Mapping[str, Sequence[Any]], rows: Sequence[Choice], trials: i
 
 @dataclass(frozen=True)
 class Trials:
-    """All that is tried for one method on one data set: for each choice one cell a seed."""
+    """All that is tried for one method on one data set: for each choice one cell a column and seed."""
 
     data: str
     method: str
@@ -63,7 +63,7 @@ class Trials:
             finals = [run.summary["final"] for run in store.runs(list(cells))] if self.cells else []
             if len(finals) == len(cells):
                 figures = {key: fmean(final[key] for final in finals) for key in ("average", "worst_local")}
-                rows.append({"settings": choice, **figures, "seeds": len(finals)})
+                rows.append({"settings": choice, **figures, "runs": len(finals)})
         return sorted(rows, key=lambda row: (row["average"], row["worst_local"]), reverse=True)
 
     def decided(self, store: Store) -> bool:
@@ -109,7 +109,7 @@ class Trials:
         winner = self.winner(store)
         own = {key: value for key, value in winner.items() if "." not in key}
         said = self.tried[0][1][0].config.methods.get(self.method, {}) if self.tried[0][1] else {}
-        lines = [f"# {methods()[self.method].title} on {self.data}: {len(self.cells)} trials on validation images"]
+        lines = [f"# {methods()[self.method].title} on {self.data}: {len(self.tried)} trials on validation images"]
         lines += [f"# also chosen: {key} = {json.dumps(value)}" for key, value in winner.items() if "." in key]
         if {**said, **own}:
             lines.append(to_toml({"methods": {self.method: {**said, **own}}}))
@@ -138,8 +138,7 @@ def plan_trials(
                 possible *= len(options)
             found = choices(values, rows, grids.trials, f"{data} {method}")
             tried = tuple(
-                (choice, tuple(study.trial(data, method, choice, seed) for seed in seeds or [grids.seed]))
-                for choice in found
+                (choice, tuple(study.trials(data, method, choice, seeds or [grids.seed]))) for choice in found
             )
             planned.append(Trials(data, method, possible, tried))
     return planned
