@@ -1,11 +1,34 @@
 """What results/README.md says is what the records beside it hold."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from fedprompt.report.result_table import ACCURACY, Cell, Column, ResultTable, Row
+
 REPOSITORY = Path(__file__).parent.parent
 TOOL = REPOSITORY / "tools" / "results_page.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("results_page", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_table(rows):
+    """A table in m=1 and m=2; of each row a method and its figures by seed, in each column, alike in both metrics."""
+    columns = tuple(Column(f"m={m}", metric) for m in (1, 2) for metric in ACCURACY)
+    made = tuple(
+        Row(method, method, tuple(one and Cell(dict(enumerate(one))) for one in cells for _ in ACCURACY))
+        for method, *cells in rows
+    )
+    return ResultTable("Made", "made", columns, made)
 
 
 def test_the_tables_of_results_come_from_the_records():
@@ -25,3 +48,22 @@ def test_a_number_that_no_record_gives_is_found(tmp_path):
     done = subprocess.run([sys.executable, "tools/results_page.py", "--check"], capture_output=True, cwd=tmp_path)
     assert done.returncode == 1
     assert b"not what the records give" in done.stderr
+
+
+def test_a_lead_is_taken_seed_by_seed(tool):
+    """The seeds' own ups and downs are shared by both methods, and drop out of the error."""
+    table = made_table([("ours", [70.0, 50.0, 90.0], [1.0]), ("theirs", [69.0, 51.0, 87.0], None)])
+    # Gaps 1, -1, 3: mean 1, deviation 2, error 2 / sqrt(3).
+    assert tool.lead_of("ours", table).splitlines()[2:] == [
+        "| theirs | +1.00 ± 1.15 (2 of 3) | +1.00 ± 1.15 (2 of 3) | - | - |"
+    ]
+    with pytest.raises(SystemExit, match="has 0 rows of nobody"):
+        tool.lead_of("nobody", table)
+
+
+def test_trials_are_listed_by_their_mean_over_the_columns(tool):
+    """That is what chooses; a trial that has not been done everywhere cannot win."""
+    table = made_table([("a", [80.0], [60.0]), ("a", [71.0], [73.0]), ("a", [99.0], None), ("b", [10.0], [20.0])])
+    listed = tool._best_first(tool._with_means(table))
+    assert [row.cells[0] and row.cells[0].mean for row in listed.rows] == [72.0, 70.0, None, 15.0]
+    assert [cell and cell.mean for cell in listed.rows[0].cells[-2:]] == [71.0, 73.0]

@@ -10,7 +10,9 @@ A table stands between ``<!-- KIND NAME ... -->`` and ``<!-- end -->``; what KIN
 from __future__ import annotations
 
 import argparse
+import math
 import re
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,9 +23,10 @@ from matplotlib.figure import Figure
 from fedprompt.methods import methods
 from fedprompt.report.plots import png
 from fedprompt.report.published import published
-from fedprompt.report.result_table import ACCURACY, CALIBRATION, Metric, ResultTable, Row
+from fedprompt.report.result_table import ACCURACY, CALIBRATION, Cell, Column, Metric, ResultTable, Row
 from fedprompt.report.results import result_tables
 from fedprompt.report.sources import collect
+from fedprompt.report.spread import spread
 from fedprompt.runs import Run
 from fedprompt.studies.finding import finished, samples_tables
 
@@ -34,6 +37,11 @@ MARKED = re.compile(r"(<!-- (?!end )(\w+)((?: \S+)*) -->\n).*?(<!-- end -->)", r
 def accuracy(study: str, *on: str) -> str:
     """Average and Worst Local of a study's finished cells."""
     return _markdown(result_tables(finished(study, "cpu", on, out=RESULTS)))
+
+
+def lead(study: str, method: str, *on: str) -> str:
+    """How far a method is ahead of each other row, in pairs of the same seed."""
+    return "\n".join(lead_of(method, table) for table in result_tables(finished(study, "cpu", on, out=RESULTS)))
 
 
 def calibration(study: str, *on: str) -> str:
@@ -48,8 +56,7 @@ def samples(*on: str) -> str:
 
 def tuning(data: str) -> str:
     """All trials of each method on a data set, on validation images, the best first."""
-    tables = result_tables(trials(data))
-    return _markdown([replace(table, rows=tuple(_best_first(table.rows))) for table in tables])
+    return _markdown([_best_first(_with_means(table)) for table in result_tables(trials(data))])
 
 
 def paper(data: str, *columns: str) -> str:
@@ -63,7 +70,9 @@ def paper(data: str, *columns: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-KINDS: dict[str, Callable[..., str]] = {kind.__name__: kind for kind in (accuracy, calibration, samples, tuning, paper)}
+KINDS: dict[str, Callable[..., str]] = {
+    kind.__name__: kind for kind in (accuracy, lead, calibration, samples, tuning, paper)
+}
 
 
 def trials(data: str) -> list[Run]:
@@ -71,10 +80,63 @@ def trials(data: str) -> list[Run]:
     return [run for run in collect([str(RESULTS / "cells")]) if _is_trial(run) and run.config.data.name == data]
 
 
-def _best_first(rows: Sequence[Row]) -> list[Row]:
+def lead_of(method: str, table: ResultTable) -> str:
+    """One row for each other row of the table: what the method has more, in the table's own columns."""
+    own = [row for row in table.rows if row.method == method]
+    if len(own) != 1:
+        sys.exit(f"{table.title!r} has {len(own)} rows of {method}; a lead is that of one.")
+    heads = [f"{column.setting} {column.metric.title}" for column in table.columns]
+    lines = [f"| {own[0].label} against | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for row in table.rows:
+        if row is not own[0]:
+            cells = [_in_pairs(one, other) for one, other in zip(own[0].cells, row.cells, strict=True)]
+            lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _in_pairs(one: Cell | None, other: Cell | None) -> str:
+    """The mean of one minus the other over the seeds that both have, its standard error, and the seeds won."""
+    if one is None or other is None:
+        return "-"
+    gaps = [one.by_seed[seed] - other.by_seed[seed] for seed in one.by_seed if seed in other.by_seed]
+    apart = spread(gaps)
+    if apart is None:
+        return "".join(f"{gap:+.2f}" for gap in gaps) or "-"
+    won = sum(gap > 0 for gap in gaps)
+    return f"{statistics.fmean(gaps):+.2f} ± {apart / math.sqrt(len(gaps)):.2f} ({won} of {len(gaps)})"
+
+
+def _with_means(table: ResultTable) -> ResultTable:
+    """In front, the means over the columns, by which settings are chosen; behind them each column's Average."""
+    if len(table.settings) == 1:
+        return table
+    columns = tuple(Column("mean", metric) for metric in ACCURACY)
+    columns += tuple(Column(setting, ACCURACY[0]) for setting in table.settings)
+    rows = []
+    for row in table.rows:
+        figures = {
+            metric: [cell for column, cell in zip(table.columns, row.cells, strict=True) if column.metric == metric]
+            for metric in ACCURACY
+        }
+        means = tuple(_mean_of([cell for cell in cells if cell]) if all(cells) else None for cells in figures.values())
+        rows.append(replace(row, cells=(*means, *figures[ACCURACY[0]])))
+    return replace(table, columns=columns, rows=tuple(rows))
+
+
+def _mean_of(cells: Sequence[Cell]) -> Cell:
+    """The mean over several columns, seed by seed."""
+    seeds = [seed for seed in cells[0].by_seed if all(seed in cell.by_seed for cell in cells)]
+    return Cell({seed: statistics.fmean(cell.by_seed[seed] for cell in cells) for seed in seeds})
+
+
+def _best_first(table: ResultTable) -> ResultTable:
     """Each method's rows by their first figure, the methods in their order."""
-    order = list(dict.fromkeys(row.method for row in rows))
-    return sorted(rows, key=lambda row: (order.index(row.method), -row.cells[0].mean if row.cells[0] else 0.0))
+    order = list(dict.fromkeys(row.method for row in table.rows))
+
+    def place(row: Row) -> tuple[int, float]:
+        return order.index(row.method), -row.cells[0].mean if row.cells[0] else 0.0
+
+    return replace(table, rows=tuple(sorted(table.rows, key=place)))
 
 
 def _is_trial(run: Run) -> bool:
