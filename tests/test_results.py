@@ -1,4 +1,4 @@
-"""What results/README.md says is what the records beside it hold."""
+"""What the pages of results say is what the records beside it hold."""
 
 import importlib.util
 import subprocess
@@ -38,12 +38,12 @@ def test_the_tables_of_results_come_from_the_records():
 
 def test_a_number_that_no_record_gives_is_found(tmp_path):
     """The tool reads the page and the records beside itself, so a copy of both is a repository to it."""
-    for name in ("tools/results_page.py", "results/README.md"):
+    for name in ("tools/results_page.py", "results/tuning.md"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes((REPOSITORY / name).read_bytes())
     for name in ("cells", "plans"):
         (tmp_path / "results" / name).symlink_to(REPOSITORY / "results" / name)
-    page = tmp_path / "results" / "README.md"
+    page = tmp_path / "results" / "tuning.md"
     page.write_text(page.read_text("utf-8").replace("\n<!-- end -->", "| 99.99 |\n<!-- end -->", 1), "utf-8")
     done = subprocess.run([sys.executable, "tools/results_page.py", "--check"], capture_output=True, cwd=tmp_path)
     assert done.returncode == 1

@@ -1,7 +1,7 @@
-"""Set the tables of results/README.md from the records beside it, so that each number there is one of a stored cell.
+"""Set the tables of the pages in results/ from the records beside them: each number there is one of a stored cell.
 
     python tools/results_page.py            # writes the tables, and samples.png
-    python tools/results_page.py --check    # says whether the page holds what the records give
+    python tools/results_page.py --check    # says whether the pages hold what the records give
 
 A table stands between ``<!-- KIND NAME ... -->`` and ``<!-- end -->``; what KIND and the words after it may be is in
 ``KINDS``.
@@ -177,16 +177,17 @@ def samples_picture(runs: list[Run]) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is another")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is another")
     check = parser.parse_args().check
-    path = RESULTS / "README.md"
-    before = path.read_text("utf-8")
-    after = rendered(before)
+    for path in sorted(RESULTS.glob("*.md")):
+        before = path.read_text("utf-8")
+        after = rendered(before)
+        if check and before != after:
+            sys.exit(f"results/{path.name} is not what the records give: run this without --check.")
+        if not check:
+            path.write_text(after, "utf-8")
     if check:
-        sys.exit(
-            None if before == after else "results/README.md is not what the records give: run this without --check."
-        )
-    path.write_text(after, "utf-8")
+        return
     if runs := finished("samples", "cpu", out=RESULTS):
         (RESULTS / "samples.png").write_bytes(png(samples_picture(runs)))
 
