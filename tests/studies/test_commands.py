@@ -68,6 +68,25 @@ def test_further_seeds_join_the_plan(little_toml, tmp_path):
     assert len(planned(little_toml, out=tmp_path)) == 8
 
 
+def test_a_method_tuned_anew_has_one_row(little_toml, tmp_path):
+    """What an earlier tuning chose is no longer part of the study; the other method and column are left alone."""
+    study = load_study(little_toml)
+    for rate, only in ((0.1, None), (0.2, ["head-tune", "m=2"])):
+        winners = {"little": {method: {"learning_rate": rate} for method in study.methods}}
+        save_plan(Store(tmp_path), study, study.cells(only=only, winners=winners), tuned=True)
+    rates = {
+        (cell.config.method, cell.column): cell.config.methods[cell.config.method]["learning_rate"]
+        for cell in planned(little_toml, out=tmp_path)
+    }
+    assert rates == {
+        ("head-tune", "m=1"): 0.1,
+        ("head-tune", "m=2"): 0.2,
+        ("pfedbayespt", "m=1"): 0.1,
+        ("pfedbayespt", "m=2"): 0.1,
+    }
+    assert len(planned(little_toml, out=tmp_path)) == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

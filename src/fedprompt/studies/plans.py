@@ -83,10 +83,12 @@ def _read(path: Path) -> Plan:
 
 
 def _write(path: Path, plan: Plan) -> None:
-    """Write a plan, beside the cells that are written down there already."""
+    """Write a plan, beside the cells that are written down there already; in the same place the new ones count."""
     with _alone(path.parent):
         old = _read(path).cells if path.is_file() else ()
-        merged = {cell.key: cell for cell in (*old, *plan.cells)}
+        anew = {_place(cell) for cell in plan.cells}
+        kept = [cell for cell in old if _place(cell) not in anew]
+        merged = {cell.key: cell for cell in (*kept, *plan.cells)}
         content = {
             "study": plan.study,
             "scale": plan.scale,
@@ -99,6 +101,11 @@ def _write(path: Path, plan: Plan) -> None:
             ],
         }
         write_atomically(path, json.dumps(content, default=str).encode() + b"\n")
+
+
+def _place(cell: Cell) -> tuple[str, str, str, int]:
+    """Where a cell stands in a study: a method's rows are always planned together, whatever their settings then are."""
+    return cell.config.data.name, cell.column, cell.config.method, cell.config.seed
 
 
 @contextmanager
