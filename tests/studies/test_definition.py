@@ -126,6 +126,16 @@ def test_equal_cells_are_shared_between_studies():
         assert not table & {cell.key for cell in load_study("new-clients", scale, ["domainnet"]).cells()}
 
 
+def test_what_new_heads_start_from_is_compared_in_the_set_up_of_new_clients():
+    keys = {
+        name: {cell.key for cell in load_study(name, "cpu", ["cifar100"]).cells([0], ["s=10"])}
+        for name in ("new-clients", "new-heads")
+    }
+    # Six methods have local heads; each is in both studies as it is, and in one of them with the other start.
+    assert len(keys["new-clients"] & keys["new-heads"]) == 6
+    assert len(keys["new-heads"] - keys["new-clients"]) == 6
+
+
 def test_trials_are_shared_between_studies_and_see_no_test_image():
     studies = [load_study(name, "paper", ["domainnet"]) for name in ("domainnet", "new-clients")]
     trials = [trial for study in studies for trial in study.trials("domainnet", "fedpr", {}, [0])]
@@ -180,7 +190,7 @@ def test_a_wrong_definition_is_one_sentence(tmp_path):
         read_study(path)
 
 
-OTHERS = ["ablation", "heads", "new-clients", "parts", "samples", "starts"]
+OTHERS = ["ablation", "heads", "new-clients", "new-heads", "parts", "samples", "starts"]
 
 
 def test_studies_are_listed_with_those_that_define_data_first():
