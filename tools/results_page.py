@@ -67,6 +67,8 @@ def paper(data: str, *columns: str) -> str:
         found = [published(data, column, method.title, metric.key) for column in columns for metric in ACCURACY]
         if any(value is not None for value in found):
             lines.append(f"| {method.title} | " + " | ".join("" if v is None else f"{v:.2f}" for v in found) + " |")
+    if len(lines) == 2:
+        sys.exit(f"The paper reports nothing on {data} at {', '.join(columns)}.")
     return "\n".join(lines) + "\n"
 
 
