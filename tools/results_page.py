@@ -61,15 +61,14 @@ def tuning(data: str) -> str:
 
 def paper(data: str, *columns: str) -> str:
     """What the paper reports on another data set, where ours is not one of its own."""
-    lines = ["| method | " + " | ".join(f"{c} {m.title}" for c in columns for m in ACCURACY) + " |"]
-    lines.append("|---|" + "---:|" * len(columns) * len(ACCURACY))
+    rows = []
     for method in sorted(methods().values(), key=lambda one: one.rank):
         found = [published(data, column, method.title, metric.key) for column in columns for metric in ACCURACY]
         if any(value is not None for value in found):
-            lines.append(f"| {method.title} | " + " | ".join("" if v is None else f"{v:.2f}" for v in found) + " |")
-    if len(lines) == 2:
+            rows.append([method.title, *("" if value is None else f"{value:.2f}" for value in found)])
+    if not rows:
         sys.exit(f"The paper reports nothing on {data} at {', '.join(columns)}.")
-    return "\n".join(lines) + "\n"
+    return _plain_table(["method", *(f"{column} {metric.title}" for column in columns for metric in ACCURACY)], rows)
 
 
 KINDS: dict[str, Callable[..., str]] = {
@@ -87,13 +86,13 @@ def lead_of(method: str, table: ResultTable) -> str:
     own = [row for row in table.rows if row.method == method]
     if len(own) != 1:
         sys.exit(f"{table.title!r} has {len(own)} rows of {method}; a lead is that of one.")
-    heads = [f"{column.setting} {column.metric.title}" for column in table.columns]
-    lines = [f"| {own[0].label} against | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for row in table.rows:
-        if row is not own[0]:
-            cells = [_in_pairs(one, other) for one, other in zip(own[0].cells, row.cells, strict=True)]
-            lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    heads = [f"{own[0].label} against", *(f"{column.setting} {column.metric.title}" for column in table.columns)]
+    rows = [
+        [row.label, *(_in_pairs(one, other) for one, other in zip(own[0].cells, row.cells, strict=True))]
+        for row in table.rows
+        if row is not own[0]
+    ]
+    return _plain_table(heads, rows)
 
 
 def _in_pairs(one: Cell | None, other: Cell | None) -> str:
@@ -147,6 +146,12 @@ def _is_trial(run: Run) -> bool:
 
 def _markdown(tables: list[ResultTable]) -> str:
     return "\n".join(table.to_markdown() for table in tables)
+
+
+def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of texts: a name, and figures set to the right."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def rendered(page: str) -> str:
