@@ -61,18 +61,16 @@ def tuning(data: str) -> str:
 
 def paper(data: str, *columns: str) -> str:
     """What the paper reports on another data set, where ours is not one of its own."""
-    rows = []
-    for method in sorted(methods().values(), key=lambda one: one.rank):
-        found = [published(data, column, method.title, metric.key) for column in columns for metric in ACCURACY]
-        if any(value is not None for value in found):
-            rows.append([method.title, *("" if value is None else f"{value:.2f}" for value in found)])
-    if not rows:
-        sys.exit(f"The paper reports nothing on {data} at {', '.join(columns)}.")
-    return _plain_table(["method", *(f"{column} {metric.title}" for column in columns for metric in ACCURACY)], rows)
+    return _published(data, columns, ACCURACY)
+
+
+def paper_new_clients(data: str, *columns: str) -> str:
+    """The same of clients that join after training, for whom the paper has the Average alone."""
+    return _published(data, columns, ACCURACY[:1], new_clients=True)
 
 
 KINDS: dict[str, Callable[..., str]] = {
-    kind.__name__: kind for kind in (accuracy, lead, calibration, samples, tuning, paper)
+    kind.__name__: kind for kind in (accuracy, lead, calibration, samples, tuning, paper, paper_new_clients)
 }
 
 
@@ -146,6 +144,21 @@ def _is_trial(run: Run) -> bool:
 
 def _markdown(tables: list[ResultTable]) -> str:
     return "\n".join(table.to_markdown() for table in tables)
+
+
+def _published(data: str, columns: Sequence[str], metrics: Sequence[Metric], *, new_clients: bool = False) -> str:
+    rows = []
+    for method in sorted(methods().values(), key=lambda one: one.rank):
+        found = [
+            published(data, column, method.title, metric.key, new_clients=new_clients)
+            for column in columns
+            for metric in metrics
+        ]
+        if any(value is not None for value in found):
+            rows.append([method.title, *("" if value is None else f"{value:.2f}" for value in found)])
+    if not rows:
+        sys.exit(f"The paper reports nothing on {data} at {', '.join(columns)}.")
+    return _plain_table(["method", *(f"{column} {metric.title}" for column in columns for metric in metrics)], rows)
 
 
 def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
