@@ -113,7 +113,7 @@ def test_classes_of_cifar100_can_be_cut_among_the_clients_of_every_column():
 @pytest.mark.parametrize("name", ["domainnet", "cifar100"])
 def test_every_change_for_a_cpu_stands_beside_the_papers_value(name):
     text = (FOLDER / f"{name}.toml").read_text("utf-8")
-    changes = text.partition("[setup.cpu]")[2].splitlines()[2:]
+    changes = text.partition("[setup.cpu]")[2].partition("[setup.cpu.tries]")[0].splitlines()[2:]
     for line in (line for line in changes if "=" in line):
         assert "#" in line, line
 

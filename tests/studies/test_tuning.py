@@ -15,20 +15,25 @@ from fedprompt.errors import UserError
 from fedprompt.studies import Cell, load_study
 from fedprompt.studies.definition import GridSettings, read_grids
 from fedprompt.studies.store import Store, data_digest
-from fedprompt.studies.tuning import choices, parse_grid, plan_trials
+from fedprompt.studies.tuning import choices, grid_points, parse_grid, plan_trials
 from fedprompt.studies.work import do_cell
 
 
 def test_a_small_grid_is_tried_whole():
-    assert len(choices({"a": [1, 2, 3], "b": [4, 5]}, [{}], 6, "x")) == 6
+    assert len(choices(grid_points({"a": [1, 2, 3], "b": [4, 5]}), [{}], 6, "x")) == 6
 
 
 def test_a_large_grid_is_drawn_from_without_repetition_and_always_alike():
-    grid = {"a": list(range(12)), "b": list(range(12)), "c": list(range(5))}
+    grid = grid_points({"a": list(range(12)), "b": list(range(12)), "c": list(range(5))})
     drawn = choices(grid, [{}], 16, "domainnet pfedbayespt")
     assert len({json.dumps(choice) for choice in drawn}) == len(drawn) == 16
     assert drawn == choices(grid, [{}], 16, "domainnet pfedbayespt")
     assert drawn != choices(grid, [{}], 16, "cifar100 pfedbayespt")
+
+
+def test_what_a_data_set_tries_is_as_much_for_every_method():
+    trials = plan_trials(load_study("cifar100", "cpu"), read_grids("cpu"))
+    assert {len(one.tried) for one in trials} == {6}
 
 
 @pytest.mark.parametrize("scale", ["paper", "cpu"])
@@ -100,6 +105,19 @@ def test_settings_may_be_judged_at_several_columns(little):
     (trials,) = plan_trials(several, GridSettings(trials=9), wanted=["head-tune"], grid={"learning_rate": [0.1, 0.2]})
     for _, cells in trials.tried:
         assert [cell.column for cell in cells] == ["m=1", "m=2"]
+
+
+def test_a_data_set_may_have_its_own_tries(little):
+    """In place of the usual grid, for the methods it names; what is asked for comes before both."""
+    points = [{"learning_rate": 0.1}, {"learning_rate": 0.2, "momentum": 0.5}]
+    setup = little.setups["little"]
+    cpu = setup.cpu.model_copy(update={"tries": {"head-tune": points}})
+    own = replace(little, setups={"little": setup.model_copy(update={"cpu": cpu})})
+    usual = GridSettings(trials=9, methods={"head-tune": {"learning_rate": [0.3]}, "pfedbayespt": {"length": [1, 2]}})
+    tried = {one.method: [choice for choice, _ in one.tried] for one in plan_trials(own, usual)}
+    assert tried == {"head-tune": points, "pfedbayespt": [{"length": 1}, {"length": 2}]}
+    (asked,) = plan_trials(own, usual, wanted=["head-tune"], grid={"learning_rate": [0.4]})
+    assert [choice for choice, _ in asked.tried] == [{"learning_rate": 0.4}]
 
 
 def test_the_winner_is_the_best_on_average_over_the_seeds(little, tmp_path):

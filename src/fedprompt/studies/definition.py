@@ -41,6 +41,9 @@ class ScaleSettings(_Settings):
     )
     settings: dict[str, Any] = Field({}, description="changes to the preset, in the same tables")
     trial: dict[str, Any] = Field({}, description="further changes while settings are tuned, in the same tables")
+    tries: dict[str, list[dict[str, Any]]] = Field(
+        {}, description="what a method tries when it is tuned, setting by setting, in place of the usual grid"
+    )
 
 
 class SetupSettings(_Settings):

@@ -102,6 +102,10 @@ class Study:
             for seed in seeds
         ]
 
+    def tries(self, data: str) -> Mapping[str, list[dict[str, Any]]]:
+        """What the methods try on a data set in place of the usual grid."""
+        return self._scale(data).tries
+
     def config(self, data: str, changes: Mapping[str, Any], method: str, seed: int) -> Config:
         """The settings of one run: the preset's, with changes, and those of the study on top."""
         return load_config(self._scale(data).preset, {**changes, **self.changes, "method": method, "seed": seed})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -25,16 +25,24 @@ from fedprompt.toml_text import to_toml
 Choice = dict[str, Any]  # settings of a method by name, or any setting by dotted key
 
 
-def choices(grid: Mapping[str, Sequence[Any]], rows: Sequence[Choice], trials: int, address: str) -> list[Choice]:
-    """The combinations that a method gets to try: all of them, or ``trials`` drawn without replacement.
+def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[Choice]:
+    """Every combination of the values of a grid.
 
-    Each of the ``rows`` (a method's variants) is combined with every point of the grid. The draw depends on the
-    address alone, so all studies of a data set try the same.
+    >>> grid_points({"learning_rate": [0.1, 0.2], "length": [5]})
+    [{'learning_rate': 0.1, 'length': 5}, {'learning_rate': 0.2, 'length': 5}]
+    """
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
-    >>> choices({"learning_rate": [0.1, 0.2]}, [{"variant": "deep"}], 9, "")
+
+def choices(points: Sequence[Choice], rows: Sequence[Choice], trials: int, address: str) -> list[Choice]:
+    """What a method gets to try: all of the points, or ``trials`` of them drawn without replacement.
+
+    Each of the ``rows`` (a method's variants) is combined with every point. The draw depends on the address alone, so
+    all studies of a data set try the same.
+
+    >>> choices([{"learning_rate": 0.1}, {"learning_rate": 0.2}], [{"variant": "deep"}], 9, "")
     [{'variant': 'deep', 'learning_rate': 0.1}, {'variant': 'deep', 'learning_rate': 0.2}]
     """
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     everything = [{**row, **point} for row in rows for point in points]
     if len(everything) <= trials:
         return everything
@@ -128,25 +136,33 @@ def plan_trials(
     planned = []
     for data in study.on:
         for method in study.methods if wanted is None else wanted:
-            values = dict(grids.methods.get(method, {})) if grid is None else dict(grid)
-            rows = [row.settings for row in study.definition.rows if row.method == method] or [{}]
-            rows = list(
-                {json.dumps(_without(row, values), sort_keys=True): _without(row, values) for row in rows}.values()
+            points = _points(study, data, method, grids, grid)
+            varied = {name for point in points for name in point}
+            variants = _distinct(
+                {name: value for name, value in row.settings.items() if name not in varied}
+                for row in study.definition.rows
+                if row.method == method
             )
-            possible = len(rows)
-            for options in values.values():
-                possible *= len(options)
-            found = choices(values, rows, grids.trials, f"{data} {method}")
+            rows = variants or [{}]
+            found = choices(points, rows, grids.trials, f"{data} {method}")
             tried = tuple(
                 (choice, tuple(study.trials(data, method, choice, seeds or [grids.seed]))) for choice in found
             )
-            planned.append(Trials(data, method, possible, tried))
+            planned.append(Trials(data, method, len(points) * len(rows), tried))
     return planned
 
 
-def _without(row: Choice, values: Mapping[str, Sequence[Any]]) -> Choice:
-    """A row's own settings, but for those that the grid varies anyway."""
-    return {key: value for key, value in row.items() if key not in values}
+def _points(
+    study: Study, data: str, method: str, grids: GridSettings, grid: Mapping[str, Sequence[Any]] | None
+) -> list[Choice]:
+    """What is tried of a method: a grid that was asked for, what the data set's study says, or the usual grid."""
+    if grid is not None:
+        return grid_points(grid)
+    return study.tries(data).get(method) or grid_points(grids.methods.get(method, {}))
+
+
+def _distinct(found: Iterable[Choice]) -> list[Choice]:
+    return list({json.dumps(choice, sort_keys=True): choice for choice in found}.values())
 
 
 def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
