@@ -138,12 +138,11 @@ def plan_trials(
         for method in study.methods if wanted is None else wanted:
             points = _points(study, data, method, grids, grid)
             varied = {name for point in points for name in point}
-            variants = _distinct(
+            rows = _distinct(
                 {name: value for name, value in row.settings.items() if name not in varied}
                 for row in study.definition.rows
                 if row.method == method
-            )
-            rows = variants or [{}]
+            ) or [{}]
             found = choices(points, rows, grids.trials, f"{data} {method}")
             tried = tuple(
                 (choice, tuple(study.trials(data, method, choice, seeds or [grids.seed]))) for choice in found
