@@ -7,6 +7,7 @@ import pytest
 
 from fedprompt.errors import UserError
 from fedprompt.federation.participation import participants
+from fedprompt.methods import methods
 from fedprompt.studies import load_study, study_names
 from fedprompt.studies.definition import read_grids, read_study
 
@@ -188,6 +189,19 @@ def test_a_wrong_definition_is_one_sentence(tmp_path):
     path.write_text('title = "x"\nrowz = ["fedvpt"]\n')
     with pytest.raises(UserError, match=re.escape("mine.toml")):
         read_study(path)
+
+
+def test_tries_and_grids_name_methods_that_exist(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'title = "x"\nrows = ["fedpr"]\nseeds = [0]\n[on]\nmine = [1]\n'
+        '[setup]\nkey = "partition.domains_per_client"\nsymbol = "m"\ntune_at = 1\n[setup.cpu]\npreset = "digits6"\n'
+        "[setup.cpu.tries]\nfedprr = [{ prompt_learning_rate = 1.0 }]\n"
+    )
+    with pytest.raises(UserError, match=re.escape("There is no method 'fedprr'; did you mean 'fedpr'?")):
+        load_study(path)
+    for scale in ("paper", "cpu"):
+        assert set(read_grids(scale).methods) <= set(methods())
 
 
 OTHERS = ["ablation", "heads", "new-clients", "new-heads", "parts", "samples", "starts"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedprompt.config import Config, load_config
 from fedprompt.errors import UserError
+from fedprompt.methods import method_class
 from fedprompt.report.sorting import flat
 from fedprompt.studies.cell import Cell
 from fedprompt.studies.definition import (
@@ -163,9 +164,12 @@ def load_study(
         setup = definition.setup if data == own else read_study(data).setup
         if setup is None:
             raise UserError(f"The study {own!r} names {data!r}, which defines no data set: it lacks the table [setup].")
-        if setup.at(scale) is None:
+        chosen = setup.at(scale)
+        if chosen is None:
             there = [known for known in SCALES if setup.at(known)]
             raise UserError(f"{data} exists at scale {' and '.join(there)} only; use --scale {there[0]}.")
+        for method in chosen.tries:
+            method_class(method)  # or nothing would be tried in its name
         setups[data] = setup
     return Study(own, scale, definition, wanted, setups, dict(changes or {}))
 
