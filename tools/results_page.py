@@ -50,8 +50,18 @@ def calibration(study: str, *on: str) -> str:
 
 
 def samples(*on: str) -> str:
-    """Every figure against the draws V."""
-    return _markdown(samples_tables(finished("samples", "cpu", on, out=RESULTS)))
+    """Every figure against the draws V: a row for each, one data set after the other."""
+    tables = samples_tables(finished("samples", "cpu", on, out=RESULTS))
+    heads = ["", *(column.setting for column in tables[0].columns)]
+    rows = [
+        [
+            f"{row.label.partition(', ')[2]}, {table.columns[0].metric.title}",
+            *(cell.text if cell else "-" for cell in row.cells),
+        ]
+        for together in zip(*(table.rows for table in tables), strict=True)
+        for table, row in zip(tables, together, strict=True)
+    ]
+    return _plain_table(heads, rows) + "".join(f"\n- {note}\n" for note in tables[0].notes)
 
 
 def tuning(data: str) -> str:
