@@ -133,4 +133,6 @@ def test_the_winner_is_the_best_on_average_over_the_seeds(little, tmp_path):
     for cell in trials.cells:
         assert do_cell(store, cell, digest).kind == "done"
     assert trials.winner(store) == {"learning_rate": 0.1}
+    found = trials.to_json(store)
+    assert (found["trials"], found["runs"], [row["runs"] for row in found["ranking"]]) == (2, 4, [2, 2])
     assert [row["runs"] for row in trials.ranking(store)] == [2, 2]

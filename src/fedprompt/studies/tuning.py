@@ -107,7 +107,8 @@ class Trials:
             "data": self.data,
             "method": self.method,
             "possible": self.possible,
-            "trials": len(self.cells),
+            "trials": len(self.tried) if self.cells else 0,
+            "runs": len(self.cells),
             "ranking": self.ranking(store),
             "winner": self.winner(store),
         }
