@@ -6,19 +6,27 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import fedprompt
+from fedprompt.federation.simulation import Simulation
+from fedprompt.randomness import torch_generator
 from fedprompt.report.result_table import ACCURACY, Cell, Column, ResultTable, Row
 
 REPOSITORY = Path(__file__).parent.parent
 TOOL = REPOSITORY / "tools" / "results_page.py"
 
 
+def module(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("results_page", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module(TOOL)
 
 
 def made_table(rows):
@@ -67,3 +75,23 @@ def test_trials_are_listed_by_their_mean_over_the_columns(tool):
     listed = tool._best_first(tool._with_means(table))
     assert [row.cells[0] and row.cells[0].mean for row in listed.rows] == [72.0, 70.0, None, 15.0]
     assert [cell and cell.mean for cell in listed.rows[0].cells[-2:]] == [71.0, 73.0]
+
+
+def test_with_its_own_prompt_an_image_is_classified_as_in_the_run(tiny_toml, tmp_path):
+    """By the deterministic method, whose prompt is that of the whole image at test too."""
+    run = fedprompt.run(tiny_toml, method="pfedbayespt-d", out=tmp_path)
+    own_prompts = module(REPOSITORY / "tools" / "own_prompts.py")
+    simulation = Simulation(run.config)
+    found = own_prompts.by_prompt(simulation, run.state())
+    evaluated = simulation.evaluate(run.state())
+    assert found["prompts"]["own"] == {key: evaluated[key] for key in ("average", "worst_local")}
+    assert list(found["prompts"]) == ["own", "another", "stranger", "mean"]
+    assert 0 < found["apart"] < 1
+
+
+def test_another_image_is_never_the_image_itself():
+    another = module(REPOSITORY / "tools" / "own_prompts.py")._another
+    for count in (2, 3, 50):
+        other = another(count, torch_generator(0, count))
+        assert sorted(other.tolist()) == list(range(count))
+        assert (other != torch.arange(count)).all()
