@@ -10,6 +10,7 @@ A table stands between ``<!-- KIND NAME ... -->`` and ``<!-- end -->``; what KIN
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import statistics
@@ -27,7 +28,8 @@ from fedprompt.report.result_table import ACCURACY, CALIBRATION, Cell, Column, M
 from fedprompt.report.results import result_tables
 from fedprompt.report.sources import collect
 from fedprompt.report.spread import spread
-from fedprompt.runs import Run
+from fedprompt.runs import Run, load_run
+from fedprompt.studies import Cell as StudyCell
 from fedprompt.studies.finding import finished, samples_tables
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -64,6 +66,31 @@ def samples(*on: str) -> str:
     return _plain_table(heads, rows) + "".join(f"\n- {note}\n" for note in tables[0].notes)
 
 
+def own_prompts() -> str:
+    """Average with an image's own prompt and with others; behind each its own's lead, in pairs of the same seed."""
+    figures: dict[str, dict[str, dict[int, float]]] = {}  # by data and column, kind of prompt, seed
+    for name, measured in json.loads((RESULTS / "own-prompts.json").read_text("utf-8")).items():
+        cell = StudyCell(load_run(RESULTS / "cells" / name).config)
+        kinds = figures.setdefault(cell.title.rpartition(", seed")[0].partition(", ")[2], {})
+        for kind, found in measured["prompts"].items():
+            kinds.setdefault(kind, {})[cell.config.seed] = 100 * found["average"]
+        kinds.setdefault("apart", {})[cell.config.seed] = 100 * measured["apart"]
+    heads = ["prompt of", "the image", *(f"{title}, lead of its own" for title in OTHER_PROMPTS.values())]
+    rows = []
+    for label, kinds in figures.items():
+        cells = {kind: Cell(by_seed) for kind, by_seed in kinds.items()}
+        others = [f"{cells[kind].text}, {_in_pairs(cells['own'], cells[kind])}" for kind in OTHER_PROMPTS]
+        rows.append([label, cells["own"].text, *others, f"{cells['apart'].mean:.0f} %"])
+    return _plain_table([*heads, "deviation"], rows)
+
+
+OTHER_PROMPTS = {
+    "another": "another image of the client",
+    "stranger": "an image of another client",
+    "mean": "the client's training images, mean",
+}
+
+
 def tuning(data: str) -> str:
     """All trials of each method on a data set, on validation images, the best first."""
     return _markdown([_best_first(_with_means(table)) for table in result_tables(trials(data))])
@@ -80,7 +107,8 @@ def paper_new_clients(data: str, *columns: str) -> str:
 
 
 KINDS: dict[str, Callable[..., str]] = {
-    kind.__name__: kind for kind in (accuracy, lead, calibration, samples, tuning, paper, paper_new_clients)
+    kind.__name__: kind
+    for kind in (accuracy, lead, calibration, samples, own_prompts, tuning, paper, paper_new_clients)
 }
 
 
