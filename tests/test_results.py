@@ -84,7 +84,8 @@ def test_with_its_own_prompt_an_image_is_classified_as_in_the_run(tiny_toml, tmp
     simulation = Simulation(run.config)
     found = own_prompts.by_prompt(simulation, run.state())
     evaluated = simulation.evaluate(run.state())
-    assert found["prompts"]["own"] == {key: evaluated[key] for key in ("average", "worst_local")}
+    own = {key: evaluated[key] for key in ("average", "worst_local")}
+    assert found["prompts"]["own"] == {**own, "changed": 0.0}
     assert list(found["prompts"]) == ["own", "another", "stranger", "mean"]
     assert 0 < found["apart"] < 1
 

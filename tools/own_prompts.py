@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,11 +30,15 @@ from fedprompt.studies.finding import finished
 
 
 def by_prompt(simulation: Simulation, state: FederationState) -> dict[str, Any]:
-    """Average and Worst Local with each kind of prompt, and how far an image's prompt lies from its client's mean."""
+    """With each kind of prompt Average, Worst Local and the share of images that get another class than with their own.
+
+    ``apart`` is how far an image's prompt lies from its client's mean, as a share of its length.
+    """
     method = simulation.method
     assert isinstance(method, PFedBayesPT)
     groups, batch = simulation.groups(state), simulation.config.evaluation.batch
     accuracies: dict[str, list[float]] = {}
+    changed: dict[str, list[float]] = {}
     apart = []
     for place, client in enumerate(simulation.members):
         data = simulation.held_data[client]
@@ -50,14 +55,15 @@ def by_prompt(simulation: Simulation, state: FederationState) -> dict[str, Any]:
             ],
             "mean": mean.expand_as(own),
         }
-        for kind, prompts in given.items():
-            chances = _chances(method, params, data, prompts, batch)
-            accuracies.setdefault(kind, []).append(accuracy(chances, data.labels))
+        chances = {kind: _chances(method, params, data, prompts, batch) for kind, prompts in given.items()}
+        for kind, found in chances.items():
+            accuracies.setdefault(kind, []).append(accuracy(found, data.labels))
+            changed.setdefault(kind, []).append(1 - accuracy(found, chances["own"].argmax(-1)))
         apart.append(float((own - own.mean(0)).square().mean().sqrt() / own.square().mean().sqrt()))
     return {
         "round": state.round,
-        "prompts": {kind: summary(found) for kind, found in accuracies.items()},
-        "apart": sum(apart) / len(apart),
+        "prompts": {kind: {**summary(found), "changed": fmean(changed[kind])} for kind, found in accuracies.items()},
+        "apart": fmean(apart),
     }
 
 

@@ -67,28 +67,35 @@ def samples(*on: str) -> str:
 
 
 def own_prompts() -> str:
-    """Average with an image's own prompt and with others; behind each its own's lead, in pairs of the same seed."""
-    figures: dict[str, dict[str, dict[int, float]]] = {}  # by data and column, kind of prompt, seed
-    for name, measured in json.loads((RESULTS / "own-prompts.json").read_text("utf-8")).items():
-        cell = StudyCell(load_run(RESULTS / "cells" / name).config)
-        kinds = figures.setdefault(cell.title.rpartition(", seed")[0].partition(", ")[2], {})
-        for kind, found in measured["prompts"].items():
-            kinds.setdefault(kind, {})[cell.config.seed] = 100 * found["average"]
-        kinds.setdefault("apart", {})[cell.config.seed] = 100 * measured["apart"]
-    heads = ["prompt of", "the image", *(f"{title}, lead of its own" for title in OTHER_PROMPTS.values())]
+    """Average with prompts made for other images, the share of images whose class that changes, and what it costs."""
     rows = []
-    for label, kinds in figures.items():
-        cells = {kind: Cell(by_seed) for kind, by_seed in kinds.items()}
-        others = [f"{cells[kind].text}, {_in_pairs(cells['own'], cells[kind])}" for kind in OTHER_PROMPTS]
-        rows.append([label, cells["own"].text, *others, f"{cells['apart'].mean:.0f} %"])
-    return _plain_table([*heads, "deviation"], rows)
+    for label, kinds in _by_prompt().items():
+        for kind, title in PROMPTS.items():
+            average, changed = Cell(kinds[kind]["average"]), Cell(kinds[kind]["changed"])
+            lead = "" if kind == "own" else _in_pairs(Cell(kinds["own"]["average"]), average)
+            rows.append([f"{label}, {title}", average.text, lead, "" if kind == "own" else f"{changed.mean:.1f} %"])
+    return _plain_table(["prompt of", "Average", "lead of its own", "other class"], rows)
 
 
-OTHER_PROMPTS = {
+PROMPTS = {
+    "own": "the image itself",
     "another": "another image of the client",
     "stranger": "an image of another client",
-    "mean": "the client's training images, mean",
+    "mean": "the client's training images, their mean",
 }
+
+
+def _by_prompt() -> dict[str, dict[str, dict[str, dict[int, float]]]]:
+    """What tools/own_prompts.py has measured, by data set and column, kind of prompt, figure and seed, in %."""
+    figures: dict[str, dict[str, dict[str, dict[int, float]]]] = {}
+    for name, measured in json.loads((RESULTS / "own-prompts.json").read_text("utf-8")).items():
+        cell = StudyCell(load_run(RESULTS / "cells" / name).config)
+        label = cell.title.rpartition(", seed")[0].partition(", ")[2]
+        for kind, found in measured["prompts"].items():
+            for key, value in found.items():
+                kinds = figures.setdefault(label, {}).setdefault(kind, {})
+                kinds.setdefault(key, {})[cell.config.seed] = 100 * value
+    return figures
 
 
 def tuning(data: str) -> str:
