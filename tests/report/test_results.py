@@ -184,6 +184,19 @@ def test_ablations_have_a_table_of_their_own_where_the_full_method_is_there(fold
     assert labels(only) == ["Head-Tune", "pFedBayesPT-G"]
 
 
+def test_a_client_that_never_trained_is_said(folder_of):
+    """Its accuracy counts like any other's, and where heads are local it has none."""
+    runs = [folder_of("digits6", "fedvpt", seed, changes={M: m}) for seed in (1, 0) for m in (2, 6)]
+    (table,) = result_tables(runs)
+    assert not any("Sampled" in note for note in table.notes)
+    for run, absent in zip(runs, ([4], [4], [1, 2], []), strict=True):
+        path = run.folder / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "never_sampled": absent}))
+    (table,) = result_tables(runs)
+    told = "client 1 with seed 0, client 2 with seed 0, client 4 with seed 1"
+    assert f"Sampled in no round, so judged as it began: {told}." in table.notes
+
+
 def test_different_seeds_in_a_column_are_said(folder_of):
     runs = [folder_of("digits6", "head-tune", seed) for seed in (0, 1)] + [folder_of("digits6", "fedvpt", 0)]
     (table,) = result_tables(runs)

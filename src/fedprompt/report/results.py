@@ -70,7 +70,7 @@ def _table(entries: Sequence[Entry], metrics: Sequence[Metric], kind: str = "") 
     for key, values in by_column.items():
         told = ", ".join(f"{values[name].partition('@')[0]} ({name})" for name in sorted(values, key=order.__getitem__))
         notes.append(f"{key} changes with the column: {told}.")
-    notes += _seed_notes(rows, columns) + _scale_notes(metrics, kept, cells)
+    notes += _seed_notes(rows, columns) + _absence_notes(kept) + _scale_notes(metrics, kept, cells)
     title, name = _names(first, metrics, kind)
     return ResultTable(title, name, tuple(columns), tuple(rows), tuple(notes))
 
@@ -167,6 +167,19 @@ def _seed_notes(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
             told = "; ".join(f"{', '.join(labels)}: {_numbers(seeds)}" for seeds, labels in by_seeds.items())
             notes.append(f"Seeds differ between the rows of {setting} ({told}).")
     return notes
+
+
+def _absence_notes(entries: Sequence[Entry]) -> list[str]:
+    """Say which clients never trained: where heads are local they have none, and are often the worst."""
+    if entries[0].new_clients:
+        return []  # they are judged alone, and all of them have trained a head
+    found = {
+        f"client {client} with seed {entry.seed}": None
+        for entry in sorted(entries, key=lambda entry: entry.seed)
+        if entry.finished
+        for client in entry.run.summary["never_sampled"]
+    }
+    return [f"Sampled in no round, so judged as it began: {', '.join(found)}."] if found else []
 
 
 def _numbers(seeds: Sequence[int]) -> str:
