@@ -46,8 +46,8 @@ def test_the_tables_of_results_come_from_the_records():
 
 def test_a_number_that_no_record_gives_is_found(tmp_path):
     """The tool reads the page and the records beside itself, so a copy of both is a repository to it."""
-    for name in ("tools/results_page.py", "results/tuning.md"):
-        (tmp_path / name).parent.mkdir()
+    for name in ("tools/results_page.py", "results/tuning.md", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((REPOSITORY / name).read_bytes())
     for name in ("cells", "plans"):
         (tmp_path / "results" / name).symlink_to(REPOSITORY / "results" / name)

@@ -1,4 +1,4 @@
-"""Set the tables of the pages in results/ from the records beside them: each number there is one of a stored cell.
+"""Set the tables of the pages in results/, and of README.md, from the records: each number is one of a stored cell.
 
     python tools/results_page.py            # writes the tables, and samples.png
     python tools/results_page.py --check    # says whether the pages hold what the records give
@@ -33,12 +33,25 @@ from fedprompt.studies import Cell as StudyCell
 from fedprompt.studies.finding import finished, samples_tables
 
 RESULTS = Path(__file__).parent.parent / "results"
+PAGES = (*sorted(RESULTS.glob("*.md")), RESULTS.parent / "README.md")
 MARKED = re.compile(r"(<!-- (?!end )(\w+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def accuracy(study: str, *on: str) -> str:
     """Average and Worst Local of a study's finished cells."""
     return _markdown(result_tables(finished(study, "cpu", on, out=RESULTS)))
+
+
+def averages(*studies: str) -> str:
+    """The Average alone, of several studies side by side."""
+    tables = [table for study in studies for table in result_tables(finished(study, "cpu", out=RESULTS), ACCURACY[:1])]
+    heads = ["method", *(f"{_data(table)} {column.setting}" for table in tables for column in table.columns)]
+    labels = dict.fromkeys(row.label for table in tables for row in table.rows)
+    rows = [
+        [label, *(_bold(table.cell(label, column.setting, "average")) for table in tables for column in table.columns)]
+        for label in labels
+    ]
+    return _plain_table(heads, rows)
 
 
 def lead(study: str, method: str, *on: str) -> str:
@@ -115,7 +128,7 @@ def paper_new_clients(data: str, *columns: str) -> str:
 
 KINDS: dict[str, Callable[..., str]] = {
     kind.__name__: kind
-    for kind in (accuracy, lead, calibration, samples, own_prompts, tuning, paper, paper_new_clients)
+    for kind in (accuracy, averages, lead, calibration, samples, own_prompts, tuning, paper, paper_new_clients)
 }
 
 
@@ -183,6 +196,14 @@ def _best_first(table: ResultTable) -> ResultTable:
     return replace(table, rows=tuple(sorted(table.rows, key=place)))
 
 
+def _data(table: ResultTable) -> str:
+    return table.title.partition(" on ")[2]
+
+
+def _bold(cell: Cell | None) -> str:
+    return "-" if cell is None else f"**{cell.text}**" if cell.best else cell.text
+
+
 def _is_trial(run: Run) -> bool:
     return run.config.evaluation.split == "validation"
 
@@ -244,11 +265,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is another")
     check = parser.parse_args().check
-    for path in sorted(RESULTS.glob("*.md")):
+    for path in PAGES:
         before = path.read_text("utf-8")
         after = rendered(before)
         if check and before != after:
-            sys.exit(f"results/{path.name} is not what the records give: run this without --check.")
+            sys.exit(f"{path.relative_to(RESULTS.parent)} is not what the records give: run this without --check.")
         if not check:
             path.write_text(after, "utf-8")
     if check:
