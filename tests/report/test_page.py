@@ -144,6 +144,15 @@ def test_accuracy_against_draws_is_shown_where_it_was_measured(runs, tmp_path):
     assert "Average, accuracy (%) over draws V; at the end: pFedBayesPT 60.00" in shown
 
 
+def test_draws_of_a_run_that_two_tables_have_are_shown_once(folder_of):
+    runs = [folder_of("digits6", method) for method in ("head-tune", "pfedbayespt", "pfedbayespt-d")]
+    rows = [{"samples": v, "average": 0.5, "worst_local": 0.25, "nll": 1.0} for v in (1, 2)]
+    (runs[1].folder / "samples.json").write_text(json.dumps({"rows": rows}))
+    report = describe(runs, "", "")
+    assert len(report.tables) == 2
+    assert page(report).count("<title>Average, accuracy (%) over draws V") == 1
+
+
 def test_the_same_runs_give_the_same_bytes(runs, written):
     assert page(describe(runs, look(runs, 0), "fedprompt report RUNS")) == written
 

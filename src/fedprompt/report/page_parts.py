@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from PIL import Image
 
@@ -77,12 +78,15 @@ def clients(found: Sequence[ResultTable]) -> str:
 
 
 def samples(found: Sequence[ResultTable], numbers: Mapping[str, int]) -> str:
-    """Accuracy and likelihood against the number of draws V, where it was measured."""
-    out = []
+    """Accuracy and likelihood against the number of draws V, where it was measured; each run once."""
+    out: list[str] = []
+    seen: set[Path] = set()  # a run of the methods' table stands in that of the ablation too
     wanted = (("average", "Average", 100.0, "accuracy (%)"), ("worst_local", "Worst Local", 100.0, "accuracy (%)"))
     for table, setting, rows in _panels(found):
         drawn: list[str] = []
         lines: list[charts.Line] = []
+        rows = [row for row in rows if not _folders(row, setting) <= seen]
+        seen = seen.union(*(_folders(row, setting) for row in rows))
         for key, title, scale, unit in (*wanted, ("nll", "NLL", 1.0, "nats")):
             lines = []
             for row in rows:
@@ -170,6 +174,10 @@ def _panels(found: Sequence[ResultTable]) -> Iterator[tuple[ResultTable, str, li
             rows = [row for row in table.rows if any(entry.column == setting for entry in row.entries)]
             if rows:
                 yield table, setting, rows
+
+
+def _folders(row: Row, setting: str) -> set[Path]:
+    return {entry.run.folder for entry in row.entries if entry.column == setting}
 
 
 def _curve(row: Row, setting: str, key: str, numbers: Mapping[str, int]) -> charts.Line | None:

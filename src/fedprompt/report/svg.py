@@ -65,7 +65,7 @@ class Axes:
     """The frame of a plot: from data to places on the drawing, with grid, ticks and labels."""
 
     width, height = 440.0, 270.0
-    left, right, top, bottom = 46.0, 12.0, 26.0, 38.0
+    left, right, top, bottom = 54.0, 12.0, 26.0, 38.0
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float], *, whole_x: bool = True) -> None:
         self.x_range = x if x[0] < x[1] else (x[0] - 0.5, x[0] + 0.5)
