@@ -197,7 +197,7 @@ def _best_first(table: ResultTable) -> ResultTable:
 
 
 def _data(table: ResultTable) -> str:
-    return table.title.partition(" on ")[2]
+    return table.rows[0].entries[0].data_title
 
 
 def _bold(cell: Cell | None) -> str:
