@@ -18,7 +18,7 @@ from fedprompt.runs import load_run
 pytestmark = pytest.mark.federation
 
 DEADLINE = 30.0
-PATIENCE = 400.0
+PATIENCE = 900.0
 
 
 @pytest.fixture(scope="module")

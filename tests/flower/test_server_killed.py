@@ -15,7 +15,7 @@ import fedprompt
 pytestmark = pytest.mark.federation
 
 CHANGES = {"partition.clients": 3, "training.rounds": 4, "evaluation.every": 2, "evaluation.last": 1}
-PATIENCE = 300
+PATIENCE = 900
 
 
 def start(arguments):

@@ -17,7 +17,7 @@ from fedprompt.run_folder import read_json, read_records
 
 pytestmark = pytest.mark.federation
 
-PATIENCE = 300
+PATIENCE = 900
 
 
 def fedprompt(*arguments, code=0):
