@@ -44,18 +44,22 @@ def test_the_tables_of_results_come_from_the_records():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_number_that_no_record_gives_is_found(tmp_path):
+@pytest.mark.parametrize(
+    ("wrong", "old", "new"),
+    [("tuning.md", "\n<!-- end -->", "| 99.99 |\n<!-- end -->"), ("report/report.md", "Average", "Avarage")],
+)
+def test_a_number_that_no_record_gives_is_found(tmp_path, wrong, old, new):
     """The tool reads the page and the records beside itself, so a copy of both is a repository to it."""
-    for name in ("tools/results_page.py", "results/tuning.md", "README.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("tools/results_page.py", "results/tuning.md", "results/report/report.md", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((REPOSITORY / name).read_bytes())
     for name in ("cells", "plans"):
         (tmp_path / "results" / name).symlink_to(REPOSITORY / "results" / name)
-    page = tmp_path / "results" / "tuning.md"
-    page.write_text(page.read_text("utf-8").replace("\n<!-- end -->", "| 99.99 |\n<!-- end -->", 1), "utf-8")
+    page = tmp_path / "results" / wrong
+    page.write_text(page.read_text("utf-8").replace(old, new, 1), "utf-8")
     done = subprocess.run([sys.executable, "tools/results_page.py", "--check"], capture_output=True, cwd=tmp_path)
     assert done.returncode == 1
-    assert b"not what the records give" in done.stderr
+    assert f"{wrong} is not what the records give" in done.stderr.decode()
 
 
 def test_a_lead_is_taken_seed_by_seed(tool):

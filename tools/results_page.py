@@ -1,6 +1,6 @@
 """Set the tables of the pages in results/, and of README.md, from the records: each number is one of a stored cell.
 
-    python tools/results_page.py            # writes the tables, and samples.png
+    python tools/results_page.py            # writes the tables, samples.png, and the report in results/report
     python tools/results_page.py --check    # says whether the pages hold what the records give
 
 A table stands between ``<!-- KIND NAME ... -->`` and ``<!-- end -->``; what KIND and the words after it may be is in
@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import re
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -22,29 +23,35 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedprompt.methods import methods
+from fedprompt.report.draws import draws_tables
+from fedprompt.report.page import Report, describe
 from fedprompt.report.plots import png
 from fedprompt.report.published import published
 from fedprompt.report.result_table import ACCURACY, CALIBRATION, Cell, Column, Metric, ResultTable, Row
 from fedprompt.report.results import result_tables
-from fedprompt.report.sources import collect
+from fedprompt.report.sources import all_runs, collect
 from fedprompt.report.spread import spread
+from fedprompt.report.writing import write_report
 from fedprompt.runs import Run, load_run
 from fedprompt.studies import Cell as StudyCell
-from fedprompt.studies.finding import finished, samples_tables
+from fedprompt.studies.finding import finished
+from fedprompt.studies.finding import tables as study_tables
 
 RESULTS = Path(__file__).parent.parent / "results"
+REPORT = RESULTS / "report" / "report.html"
+REPORTED = ("pacs", "cifar100", "new-clients", "ablation", "samples", "parts", "starts", "heads")
 PAGES = (*sorted(RESULTS.glob("*.md")), RESULTS.parent / "README.md")
 MARKED = re.compile(r"(<!-- (?!end )(\w+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def accuracy(study: str, *on: str) -> str:
     """Average and Worst Local of a study's finished cells."""
-    return _markdown(result_tables(finished(study, "cpu", on, out=RESULTS)))
+    return _markdown(_tables(study, on))
 
 
 def averages(*studies: str) -> str:
     """The Average alone, of several studies side by side."""
-    tables = [table for study in studies for table in result_tables(finished(study, "cpu", out=RESULTS), ACCURACY[:1])]
+    tables = [table for study in studies for table in _tables(study, (), ACCURACY[:1])]
     heads = ["method", *(f"{_data(table)} {column.setting}" for table in tables for column in table.columns)]
     labels = dict.fromkeys(row.label for table in tables for row in table.rows)
     rows = [
@@ -56,17 +63,17 @@ def averages(*studies: str) -> str:
 
 def lead(study: str, method: str, *on: str) -> str:
     """How far a method is ahead of each other row, in pairs of the same seed."""
-    return "\n".join(lead_of(method, table) for table in result_tables(finished(study, "cpu", on, out=RESULTS)))
+    return "\n".join(lead_of(method, table) for table in _tables(study, on))
 
 
 def calibration(study: str, *on: str) -> str:
     """Negative log-likelihood, Brier score and calibration error of the same cells."""
-    return _markdown(result_tables(finished(study, "cpu", on, out=RESULTS), CALIBRATION))
+    return _markdown(_tables(study, on, CALIBRATION))
 
 
 def samples(*on: str) -> str:
     """Every figure against the draws V: a row for each, one data set after the other."""
-    tables = samples_tables(finished("samples", "cpu", on, out=RESULTS))
+    tables = _tables("samples", on)
     heads = ["", *(column.setting for column in tables[0].columns)]
     rows = [
         [
@@ -111,9 +118,13 @@ def _by_prompt() -> dict[str, dict[str, dict[str, dict[int, float]]]]:
     return figures
 
 
-def tuning(data: str) -> str:
-    """All trials of each method on a data set, on validation images, the best first."""
-    return _markdown([_best_first(_with_means(table)) for table in result_tables(trials(data))])
+def tuning(data: str, start: str = "") -> str:
+    """All trials of each method on a data set, on validation images, the best first.
+
+    With ``start`` those whose prompts start so, and else those whose prompts start as the preset says.
+    """
+    chosen = [run for run in trials(data) if _start(run) == (start or "blank")]
+    return _markdown([_best_first(_with_means(table)) for table in result_tables(chosen)])
 
 
 def paper(data: str, *columns: str) -> str:
@@ -134,7 +145,9 @@ KINDS: dict[str, Callable[..., str]] = {
 
 def trials(data: str) -> list[Run]:
     """The records of a data set's trials."""
-    return [run for run in collect([str(RESULTS / "cells")]) if _is_trial(run) and run.config.data.name == data]
+    return [
+        run for run in all_runs(collect([str(RESULTS / "cells")])) if _is_trial(run) and run.config.data.name == data
+    ]
 
 
 def lead_of(method: str, table: ResultTable) -> str:
@@ -196,12 +209,21 @@ def _best_first(table: ResultTable) -> ResultTable:
     return replace(table, rows=tuple(sorted(table.rows, key=place)))
 
 
+def _tables(study: str, on: Sequence[str], metrics: Sequence[Metric] = ACCURACY) -> list[ResultTable]:
+    return study_tables(study, finished(study, "cpu", on, out=RESULTS), metrics)
+
+
 def _data(table: ResultTable) -> str:
     return table.rows[0].entries[0].data_title
 
 
 def _bold(cell: Cell | None) -> str:
     return "-" if cell is None else f"**{cell.text}**" if cell.best else cell.text
+
+
+def _start(run: Run) -> str:
+    """How the prompts of a run start; those of a method without prompts as the preset's."""
+    return str(run.config.resolved()["methods"][run.config.method].get("prompt_start", "blank"))
 
 
 def _is_trial(run: Run) -> bool:
@@ -238,10 +260,16 @@ def rendered(page: str) -> str:
     return MARKED.sub(lambda found: found[1] + "\n" + KINDS[found[2]](*found[3].split()) + "\n" + found[4], page)
 
 
+def told() -> Report:
+    """The report about all studies, as the command in it makes it; records have no tensors, so it shows no images."""
+    command = f"fedprompt report {' '.join(REPORTED)} --studies results --no-gallery -o {REPORT.name}"
+    return describe(collect(REPORTED, RESULTS), "", command)
+
+
 def samples_picture(runs: list[Run]) -> Figure:
     """Accuracy and calibration against the draws V, with the spread over seeds."""
     figure = Figure(figsize=(12, 3.2), layout="constrained")
-    tables = {table.columns[0].metric.key: table for table in samples_tables(runs)}
+    tables = {table.columns[0].metric.key: table for table in draws_tables(runs)}
     shown: list[Metric] = [metric for metric in (*ACCURACY, *CALIBRATION) if metric.key != "brier"]
     for axes, metric in zip(figure.subplots(1, len(shown)), shown, strict=True):
         table = tables[metric.key]
@@ -256,7 +284,7 @@ def samples_picture(runs: list[Run]) -> Figure:
                 capsize=2,
                 label=row.label.partition(", ")[2],
             )
-        axes.set(title=metric.title, xlabel="draws V", xticks=counts)
+        axes.set(title=metric.title + " (%)" * (metric.scale != 1), xlabel="draws V", xticks=counts)
     axes.legend()
     return figure
 
@@ -272,8 +300,13 @@ def main() -> None:
             sys.exit(f"{path.relative_to(RESULTS.parent)} is not what the records give: run this without --check.")
         if not check:
             path.write_text(after, "utf-8")
+    beside = REPORT.with_suffix(".md")
+    if check and beside.read_text("utf-8") != told().to_markdown():
+        sys.exit(f"{beside.relative_to(RESULTS.parent)} is not what the records give: run this without --check.")
     if check:
         return
+    shutil.rmtree(REPORT.parent, ignore_errors=True)
+    write_report(told(), REPORT)
     if runs := finished("samples", "cpu", out=RESULTS):
         (RESULTS / "samples.png").write_bytes(png(samples_picture(runs)))
 

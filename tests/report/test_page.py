@@ -18,7 +18,8 @@ from fedprompt.errors import UserError
 from fedprompt.report import provenance
 from fedprompt.report.gallery import look
 from fedprompt.report.page import describe, page
-from fedprompt.report.sources import collect
+from fedprompt.report.results import Heading
+from fedprompt.report.sources import Part, all_runs, collect
 from fedprompt.report.table_picture import table_picture
 from fedprompt.report.writing import write_report
 from fedprompt.runs import Run, fingerprint, load_run
@@ -47,7 +48,7 @@ def runs(tiny_toml, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(runs):
-    return page(describe(runs, look(runs, 0), "fedprompt report RUNS"))
+    return page(describe([Part(runs)], look(runs, 0), "fedprompt report RUNS"))
 
 
 class Reader(HTMLParser):
@@ -134,27 +135,78 @@ def test_every_section_is_there_with_its_pictures(written):
     assert len(written) < 3_000_000
 
 
-def test_accuracy_against_draws_is_shown_where_it_was_measured(runs, tmp_path):
+def measured(folder, accuracy=0.5):
+    """Figures as evaluation.samples writes them: accuracy rises by a point with each draw."""
+    rows = [
+        {"samples": v, "average": accuracy + v / 100, "worst_local": 0.25, "nll": 1 / v, "brier": 0.5 / v}
+        | {"calibration_error": 0.1}
+        for v in range(1, 11)
+    ]
+    (folder / "samples.json").write_text(json.dumps({"round": 3, "rows": rows}))
+
+
+def test_figures_against_draws_are_shown_where_they_were_measured(runs, tmp_path):
     folder = shutil.copytree(runs[2].folder, tmp_path / "measured")
-    assert "Draws at prediction" not in page(describe([Run(folder)], "", ""))
-    rows = [{"samples": v, "average": 0.5 + v / 100, "worst_local": 0.25, "nll": 1 / v} for v in range(1, 11)]
-    (folder / "samples.json").write_text(json.dumps({"rows": rows}))
-    shown = page(describe([Run(folder)], "", ""))
+    assert "Draws at prediction" not in page(describe([Part([Run(folder)])], "", ""))
+    measured(folder)
+    report = describe([Part([Run(folder), runs[3]])], "", "")
+    shown = page(report)
     assert "Draws at prediction" in shown
-    assert "Average, accuracy (%) over draws V; at the end: pFedBayesPT 60.00" in shown
+    assert "Average, % over draws V; at the end: pFedBayesPT, domains images m=1 60.00" in shown
+    assert "After round 3; the first V of 10 prompt draws, averaged." in shown
+    assert [len(table.rows) for table in report.draws] == [1] * 5  # nothing was measured in the other run
 
 
 def test_draws_of_a_run_that_two_tables_have_are_shown_once(folder_of):
     runs = [folder_of("digits6", method) for method in ("head-tune", "pfedbayespt", "pfedbayespt-d")]
-    rows = [{"samples": v, "average": 0.5, "worst_local": 0.25, "nll": 1.0} for v in (1, 2)]
-    (runs[1].folder / "samples.json").write_text(json.dumps({"rows": rows}))
-    report = describe(runs, "", "")
+    measured(runs[1].folder)
+    report = describe([Part(runs)], "", "")
     assert len(report.tables) == 2
-    assert page(report).count("<title>Average, accuracy (%) over draws V") == 1
+    assert page(report).count("<title>Average, % over draws V") == 1
+
+
+def test_draws_of_variants_and_settings_are_rows_of_their_own(folder_of):
+    changes = [{}, {"methods.pfedbayespt.kl_weight": 0.5}, {"partition.domains_per_client": 2}]
+    runs = [folder_of("digits6", "pfedbayespt", changes=change) for change in changes]
+    for number, run in enumerate(runs):
+        measured(run.folder, accuracy=number / 10)
+    average = describe([Part(runs)], "", "").draws[0]
+    assert {row.label: round(row.cells[0].mean) for row in average.rows} == {
+        "pFedBayesPT (kl_weight=0.01), digits6 m=2": 21,
+        "pFedBayesPT (kl_weight=0.01), digits6 m=6": 1,
+        "pFedBayesPT (kl_weight=0.5), digits6 m=6": 11,
+    }
+
+
+def test_each_study_has_tables_of_its_own_under_its_title(folder_of):
+    """The same run may stand in two of them; rows of one study do not get into the table of the other."""
+    full, other = folder_of("digits6", "pfedbayespt"), folder_of("digits6", "fedvpt-d")
+    part = folder_of("digits6", "pfedbayespt", changes={"methods.pfedbayespt.length": 0})
+    measured(full.folder)
+    report = describe(
+        [
+            Part([full, other], Heading("Methods on digits6, all of them", "digits6")),
+            Part([full, part], Heading("What it comes from", "parts")),
+            Part([full], Heading("Draws", "samples"), draws=True),
+        ],
+        "",
+        "",
+    )
+    methods, parts = report.tables
+    assert [methods.title, parts.title] == ["Methods on digits6, all of them", "What it comes from: digits6"]
+    assert [methods.name, parts.name] == ["digits6", "digits6-parts"]
+    assert [row.label for row in methods.rows] == ["FedVPT-D", "pFedBayesPT"]
+    assert [row.label for row in parts.rows] == ["pFedBayesPT (length=10)", "pFedBayesPT (length=0)"]
+    assert [table.title for table in report.calibration][1] == "What it comes from: digits6, calibration"
+    assert len(report.runs) == 3
+    assert len(report.draws) == 5
+    alone = describe([Part([full], Heading("Draws", "samples"), draws=True)], "", "")
+    assert alone.tables == []
+    assert '<section id="samples"' in page(alone)
 
 
 def test_the_same_runs_give_the_same_bytes(runs, written):
-    assert page(describe(runs, look(runs, 0), "fedprompt report RUNS")) == written
+    assert page(describe([Part(runs)], look(runs, 0), "fedprompt report RUNS")) == written
 
 
 def test_names_from_outside_are_text_and_nothing_else(tiny_toml, tiny_weights, tmp_path):
@@ -167,12 +219,12 @@ def test_names_from_outside_are_text_and_nothing_else(tiny_toml, tiny_weights, t
             shutil.copytree(source / domain / old, images / f"{domain}<b>" / new)
     out = tmp_path / "<i>runs"
     run = fedprompt.run(tiny_toml, out=out, changes={"data.root": str(images), "name": "<u>x"})
-    shown = page(describe([run], look([run], 0), f"fedprompt report '{HOSTILE}'"))
+    shown = page(describe([Part([run])], look([run], 0), f"fedprompt report '{HOSTILE}'"))
     elements = read(shown)
     assert "&lt;script&gt;" in shown
     assert not {tag for tag, _ in elements} & {"script", "i", "b", "u"}
     assert not [attrs for _, attrs in elements if any(name.startswith("on") for name in attrs)]
-    assert "<script" not in describe([run], "", HOSTILE).to_markdown().replace(f"    {HOSTILE}", "")
+    assert "<script" not in describe([Part([run])], "", HOSTILE).to_markdown().replace(f"    {HOSTILE}", "")
 
 
 def test_an_unfinished_run_is_shown_as_far_as_it_got(runs, tmp_path):
@@ -180,7 +232,7 @@ def test_an_unfinished_run_is_shown_as_far_as_it_got(runs, tmp_path):
     (folder / "summary.json").unlink()
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:2]))
-    shown = page(describe([Run(folder), *runs[2:]], "", ""))
+    shown = page(describe([Part([Run(folder), *runs[2:]])], "", ""))
     assert "Head-Tune (2 of 3 rounds)" in shown
     assert "stopped is unfinished (2 of 3 rounds)" in shown
     assert "3 runs, 2 of them finished" in shown
@@ -193,7 +245,7 @@ def test_a_missing_data_set_or_backbone_leaves_out_the_images_and_says_so(runs, 
     told = look([Run(folder)], 0)
     assert isinstance(told, str)
     assert "does not exist" in told
-    shown = page(describe([Run(folder)], told, ""))
+    shown = page(describe([Part([Run(folder)])], told, ""))
     assert "No images are shown." in shown
     assert "<table" in shown
 
@@ -239,7 +291,7 @@ def test_settings_that_differ_come_apart_from_those_that_do_not(runs):
 
 
 def test_files_beside_the_page_have_its_name(runs, tmp_path):
-    files = write_report(describe(runs, "", "again"), tmp_path / "deep" / "mine.html")
+    files = write_report(describe([Part(runs)], "", "again"), tmp_path / "deep" / "mine.html")
     assert sorted(path.name for path in files) == sorted(path.name for path in (tmp_path / "deep").iterdir())
     assert [path.name for path in files[:2]] == ["mine.html", "mine.md"]
     name = "domains-images"
@@ -250,7 +302,7 @@ def test_files_beside_the_page_have_its_name(runs, tmp_path):
 
 
 def test_nothing_is_written_over_unless_asked_for(runs, tmp_path):
-    report = describe(runs[:1], "", "")
+    report = describe([Part(runs[:1])], "", "")
     first = write_report(report, tmp_path / "report.html")
     for path in first:
         path.write_text("precious")
@@ -264,7 +316,7 @@ def test_nothing_is_written_over_unless_asked_for(runs, tmp_path):
 
 def test_one_file_of_the_report_that_exists_moves_them_all(runs, tmp_path):
     (tmp_path / "report.md").write_text("precious")
-    files = write_report(describe(runs[:1], "", ""), tmp_path / "report.html")
+    files = write_report(describe([Part(runs[:1])], "", ""), tmp_path / "report.html")
     assert all(path.name.startswith("report-2") for path in files)
 
 
@@ -293,19 +345,20 @@ def test_the_command_takes_folders_of_runs_and_says_what_it_wrote(runs, tmp_path
 
 
 def test_runs_given_in_two_ways_count_once(runs):
-    assert len(collect([str(runs[0].folder), str(runs[0].folder.parent)])) == 4
+    assert len(all_runs(collect([str(runs[0].folder), str(runs[0].folder.parent)]))) == 4
 
 
 def test_a_study_is_taken_as_far_as_it_is_finished(tiny_toml, tmp_path):
     definition = tmp_path / "little.toml"
     definition.write_text(STUDY.format(preset=tiny_toml.as_posix()))
     run_study(load_study(definition), out=tmp_path / "store")
-    found = collect([str(definition)], tmp_path / "store")
-    assert [run.config.method for run in found] == ["head-tune"]
-    assert {run.folder for run in collect([str(tmp_path / "store")])} == {run.folder for run in found}
-    (table,) = describe(found, "", "").tables
+    (found,) = collect([str(definition)], tmp_path / "store")
+    assert [run.config.method for run in found.runs] == ["head-tune"]
+    (below,) = collect([str(tmp_path / "store")])
+    assert {run.folder for run in below.runs} == {run.folder for run in found.runs}
+    (table,) = describe([found], "", "").tables
     assert table.settings == ["m=2"]
-    assert "source" in provenance.code(found[0])  # which code made it, as the study wrote it down
+    assert "source" in provenance.code(found.runs[0])  # which code made it, as the study wrote it down
 
 
 @pytest.mark.parametrize(
@@ -334,4 +387,6 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(runs, tmp_path, mon
 
 
 def test_a_run_that_is_loaded_again_tells_the_same(runs):
-    assert describe([load_run(run.folder) for run in runs], "", "").tables == describe(runs, "", "").tables
+    assert (
+        describe([Part([load_run(run.folder) for run in runs])], "", "").tables == describe([Part(runs)], "", "").tables
+    )

@@ -12,6 +12,7 @@ import pytest
 import fedprompt
 from fedprompt.report.gallery import look
 from fedprompt.report.page import describe
+from fedprompt.report.sources import Part
 from fedprompt.report.writing import write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -109,7 +110,9 @@ def runs(tiny_toml, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def path(runs, tmp_path_factory):
-    return write_report(describe(runs, look(runs, 0), "again"), tmp_path_factory.mktemp("page") / "report.html")[0]
+    return write_report(
+        describe([Part(runs)], look(runs, 0), "again"), tmp_path_factory.mktemp("page") / "report.html"
+    )[0]
 
 
 def test_the_table_shows_the_figures_of_the_summaries(browser, path, runs):

@@ -62,6 +62,31 @@ def test_the_column_is_how_images_were_dealt_out(folder_of, changes, column):
     assert table.settings == [column]
 
 
+def test_runs_of_two_number_formats_in_one_table_are_named(folder_of):
+    runs = [folder_of("digits6", method, seed) for method in ("head-tune", "fedvpt") for seed in (0, 1)]
+    for run, name in zip(runs, ("bfloat16", "bfloat16", "bfloat16", "float32"), strict=True):
+        (run.folder / "about.json").write_text(json.dumps({"backbone": "0" * 64, "precision": name}))
+    (table,) = result_tables(runs)
+    (note,) = [note for note in table.notes if "Number formats" in note]
+    assert "(bfloat16: Head-Tune, FedVPT; float32: FedVPT)" in note
+    (table,) = result_tables(runs[:3])
+    assert not any("Number formats" in note for note in table.notes)
+
+
+def test_rows_that_each_change_one_thing_are_named_by_it(folder_of):
+    own = "methods.pfedbayespt."
+    changes = [{own + "length": 0}, {}, {own + "kl_weight": 0.0}, {own + "noise": False}]
+    (table,) = result_tables([folder_of("digits6", "pfedbayespt", changes=change) for change in changes])
+    names = ["pFedBayesPT (length=0)", "pFedBayesPT", "pFedBayesPT (kl_weight=0.0)", "pFedBayesPT (noise=False)"]
+    assert [row.label for row in table.rows] == names
+    assert "Where not said otherwise, pFedBayesPT has length=10, noise=True, kl_weight=0.01." in table.notes
+
+    grid = [{own + "length": length, own + "kl_weight": weight} for length in (1, 2) for weight in (0.5, 1.0)]
+    (table,) = result_tables([folder_of("digits6", "pfedbayespt", changes=change) for change in grid])
+    assert table.rows[0].label == "pFedBayesPT (length=1, kl_weight=0.5)"  # there is no row in the middle
+    assert not any("otherwise" in note for note in table.notes)
+
+
 def test_the_best_of_a_column_is_marked_and_so_is_what_prints_the_same(folder_of):
     runs = [
         folder_of("digits6", "head-tune", 0, average=0.60001),

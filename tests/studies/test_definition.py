@@ -219,3 +219,12 @@ def test_a_trial_may_set_aside_more_images_without_training_on_more():
         assert trial.train_per_domain * trial.validation >= 400
         assert trial.train_per_domain * (1 - trial.validation) <= cell.train_per_domain
     assert load_study("cifar100", "paper").trials("cifar100", "fedvpt", {}, [0])[0].config.data.validation == 0.2
+
+
+def test_a_setup_that_no_data_set_would_have_is_refused(tmp_path):
+    """It belongs to the data set of the file's name; ``on.pacs`` is the PACS that is shipped."""
+    path = tmp_path / "mine.toml"
+    setup = 'key = "partition.domains_per_client", symbol = "m", tune_at = 4, cpu.preset = "pacs"'
+    path.write_text(f'title = "a"\nrows = ["fedvpt"]\nseeds = [0]\non.pacs = [4]\nsetup = {{{setup}}}')
+    with pytest.raises(UserError, match=re.escape("[on] does not name 'mine'")):
+        load_study(path)

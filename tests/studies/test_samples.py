@@ -12,8 +12,8 @@ from fedprompt.evaluation.metrics import accuracy
 from fedprompt.evaluation.samples import by_samples, running_means, with_samples
 from fedprompt.federation.simulation import Simulation
 from fedprompt.randomness import torch_generator
+from fedprompt.report.draws import draws_tables
 from fedprompt.studies import Cell
-from fedprompt.studies.finding import samples_tables
 from fedprompt.studies.store import Store, data_digest
 from fedprompt.studies.work import do_cell
 
@@ -87,8 +87,8 @@ def test_a_cell_of_the_table_is_measured_without_being_trained_again(tiny_toml, 
     content = json.loads((folder / "samples.json").read_text())
     assert [row["samples"] for row in content["rows"]] == [1, 2, 3]
 
-    average = samples_tables(store.runs([measured]))[0]
+    average = draws_tables(store.runs([measured]))[0]
     assert average.settings == ["V=1", "V=2", "V=3"]
-    shown = average.cell("pFedBayesPT, domains m=1", "V=2", "average")
+    shown = average.cell("pFedBayesPT, domains images m=1", "V=2", "average")
     assert shown is not None
     assert shown.mean == pytest.approx(100 * content["rows"][1]["average"])

@@ -27,22 +27,22 @@ def report(
     # Here, because the other commands start faster without them.
     from fedprompt.report.gallery import look
     from fedprompt.report.page import describe
-    from fedprompt.report.sources import collect
+    from fedprompt.report.sources import all_runs, collect
     from fedprompt.report.writing import check_name, write_report
 
     check_name(target)
-    runs = collect(sources, studies)
-    shown = look(runs, client) if gallery else ""
+    parts = collect(sources, studies)
+    shown = look(all_runs(parts), client) if gallery else ""
     words = ["fedprompt", "report", *sources, "-o", target.name]
+    words += ["--studies", str(studies)] * (studies != Path("studies"))
     words += ["--client", str(client)] * (client != 0) + ["--no-gallery"] * (not gallery)
-    told = describe(runs, shown, shlex.join(words))
+    told = describe(parts, shown, shlex.join(words))
     written = write_report(told, target, force=force)
-    tables = [*told.tables, *told.calibration]
     if as_json:
         files = [str(path) for path in written]
-        print(json.dumps({"page": files[0], "files": files, "tables": [table.to_json() for table in tables]}))
+        print(json.dumps({"page": files[0], "files": files, "tables": [table.to_json() for table in told.all_tables]}))
         return
-    for table in told.tables:
+    for table in (*told.tables, *told.draws):
         out.print(table.rich())
         out.print()
     if isinstance(shown, str) and shown:

@@ -15,6 +15,14 @@ from fedprompt.data.stratify import stratified_choice
 from fedprompt.errors import UserError
 from fedprompt.randomness import numpy_generator
 
+# What a kind deals out by: its letter in the papers, and the setting.
+LEVELS = {
+    "domains": ("m", "domains_per_client"),
+    "shards": ("s", "classes_per_client"),
+    "sgpt_uniform": ("s", "classes_per_client"),
+    "dirichlet": ("alpha", "alpha"),
+}
+
 
 class PartitionSettings(BaseModel):
     """How the images are dealt out to the clients."""
@@ -32,6 +40,18 @@ class PartitionSettings(BaseModel):
     classes_per_client: int = Field(5, ge=1, description="s: the most classes of each client (shards, sgpt_uniform)")
     alpha: float = Field(0.5, gt=0, description="concentration: small means few classes a client (dirichlet)")
     min_images: int = Field(10, ge=1, description="the fewest training images of a client (dirichlet)")
+
+    @property
+    def level(self) -> str:
+        """How the images are dealt out, in short.
+
+        >>> PartitionSettings(kind="shards", classes_per_client=10).level
+        's=10'
+        """
+        if self.kind not in LEVELS:
+            return self.kind
+        letter, key = LEVELS[self.kind]
+        return f"{letter}={getattr(self, key):g}"
 
 
 @dataclass(frozen=True, eq=False)

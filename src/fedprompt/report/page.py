@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from importlib import metadata, resources
 
 from fedprompt.progress import track
-from fedprompt.report import page_parts as parts
+from fedprompt.report import page_parts as sections
+from fedprompt.report.draws import draws_tables
 from fedprompt.report.gallery import Gallery
-from fedprompt.report.result_table import CALIBRATION, ResultTable
+from fedprompt.report.result_table import ACCURACY, CALIBRATION, ResultTable
 from fedprompt.report.results import result_tables
+from fedprompt.report.sorting import Entry
+from fedprompt.report.sources import Part, all_runs
 from fedprompt.report.words import in_words, listed
 from fedprompt.runs import Run
 
@@ -26,16 +29,22 @@ class Report:
     runs: Sequence[Run]
     tables: list[ResultTable]
     calibration: list[ResultTable]
+    draws: list[ResultTable]
     gallery: Gallery | str
     remake: str  # the command that makes the report again
 
     @property
     def headline(self) -> str:
         """A title in a few words: how many methods on which data."""
-        methods = {row.method for table in self.tables for row in table.rows}
-        places = dict.fromkeys(entry.data_title for table in self.tables for row in table.rows for entry in row.entries)
-        what = "method" if len(methods) == 1 else "methods"
-        return f"{len(methods)} {what} on {listed(list(places))}" if methods else "Runs without a figure yet"
+        entries = [entry for run in self.runs if (entry := Entry(run)).figures]
+        count = len({entry.method for entry in entries})
+        what = "method" if count == 1 else "methods"
+        places = list(dict.fromkeys(entry.data_title for entry in entries))
+        return f"{count} {what} on {listed(places)}" if entries else "Runs without a figure yet"
+
+    @property
+    def all_tables(self) -> list[ResultTable]:
+        return [*self.tables, *self.calibration, *self.draws]
 
     @property
     def lead(self) -> str:
@@ -51,31 +60,36 @@ class Report:
         lines = [f"# {self.headline}", "", self.lead, ""]
         for table in self.tables:
             lines += [f"- {table.title}, {sentence}" for sentence in in_words(table)]
-        tables = [table.to_markdown() for table in (*self.tables, *self.calibration)]
+        tables = [table.to_markdown() for table in self.all_tables]
         return "\n".join([*lines, "", *tables, "## Again", "", f"    {self.remake}", ""])
 
 
-def describe(runs: Sequence[Run], gallery: Gallery | str, remake: str) -> Report:
-    """Read everything that the tables need."""
-    return Report(runs, result_tables(runs), result_tables(runs, CALIBRATION), gallery, remake)
+def describe(parts: Sequence[Part], gallery: Gallery | str, remake: str) -> Report:
+    """Read everything that the tables need; those of draws are made of all runs, wherever they were measured."""
+    runs = all_runs(parts)
+    accuracy, calibration = (
+        [table for part in parts if not part.draws for table in result_tables(part.runs, metrics, part.heading)]
+        for metrics in (ACCURACY, CALIBRATION)
+    )
+    return Report(runs, accuracy, calibration, draws_tables(runs), gallery, remake)
 
 
 def page(report: Report) -> str:
     """The report as one HTML page; the same runs give the same bytes."""
-    numbers = parts.colours(report.tables)
-    sections: list[tuple[str, str, Callable[[], str]]] = [
-        ("summary", "In short", lambda: parts.summary(report.tables)),
-        ("results", "Results", lambda: parts.tables(report.tables)),
-        ("curves", "Learning curves", lambda: parts.curves(report.tables, numbers)),
-        ("clients", "Each client", lambda: parts.clients(report.tables)),
-        ("samples", "Draws at prediction", lambda: parts.samples(report.tables, numbers)),
-        ("calibration", "Calibration", lambda: parts.calibration(report.calibration, report.gallery)),
-        ("gallery", "One client's images", lambda: parts.gallery(report.gallery)),
-        ("partition", "Who has what", lambda: parts.partitions(report.tables)),
-        ("settings", "Settings", lambda: parts.settings(report.runs)),
-        ("again", "Make it again", lambda: parts.commands(report.runs, report.remake)),
+    numbers = sections.colours(report.tables)
+    contents: list[tuple[str, str, Callable[[], str]]] = [
+        ("summary", "In short", lambda: sections.summary(report.tables)),
+        ("results", "Results", lambda: sections.tables(report.tables)),
+        ("curves", "Learning curves", lambda: sections.curves(report.tables, numbers)),
+        ("clients", "Each client", lambda: sections.clients(report.tables)),
+        ("samples", "Draws at prediction", lambda: sections.draws(report.draws)),
+        ("calibration", "Calibration", lambda: sections.calibration(report.calibration, report.gallery)),
+        ("gallery", "One client's images", lambda: sections.gallery(report.gallery)),
+        ("partition", "Who has what", lambda: sections.partitions(report.tables)),
+        ("settings", "Settings", lambda: sections.settings(report.runs)),
+        ("again", "Make it again", lambda: sections.commands(report.runs, report.remake)),
     ]
-    written = [(key, title, build()) for key, title, build in track(sections, "Writing the page")]
+    written = [(key, title, build()) for key, title, build in track(contents, "Writing the page")]
     written = [section for section in written if section[2]]
     links = "".join(f'<li><a href="#{key}">{title}</a></li>' for key, title, _ in written[1:])
     body = "".join(

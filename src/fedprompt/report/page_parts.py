@@ -5,19 +5,17 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from PIL import Image
 
 from fedprompt.report import charts, provenance
 from fedprompt.report.gallery import Gallery, Shown, data_address
 from fedprompt.report.result_table import ResultTable, Row
-from fedprompt.report.sorting import Entry
 from fedprompt.report.svg import SERIES
 from fedprompt.report.words import in_words
-from fedprompt.run_folder import read_json
 from fedprompt.runs import Run
 
+CURVE = 3  # evaluated rounds; two figures are no curve
 MANY_RUNS = 12  # rows of the settings table before it asks to be opened
 
 
@@ -32,6 +30,8 @@ def summary(found: Sequence[ResultTable]) -> str:
 
 def tables(found: Sequence[ResultTable]) -> str:
     """The tables, with a switch for the paper's figures where there are any."""
+    if not found:
+        return ""
     compared = any(cell is not None and cell.paper is not None for t in found for row in t.rows for cell in row.cells)
     switch = (
         '<label class="switch"><input type="checkbox" id="papers" checked> show the paper\'s figures, and ours minus '
@@ -77,29 +77,24 @@ def clients(found: Sequence[ResultTable]) -> str:
     return f"<p>{told}and each method's worst client is framed.</p>\n" + "".join(out) if out else ""
 
 
-def samples(found: Sequence[ResultTable], numbers: Mapping[str, int]) -> str:
-    """Accuracy and likelihood against the number of draws V, where it was measured; each run once."""
-    out: list[str] = []
-    seen: set[Path] = set()  # a run of the methods' table stands in that of the ablation too
-    wanted = (("average", "Average", 100.0, "accuracy (%)"), ("worst_local", "Worst Local", 100.0, "accuracy (%)"))
-    for table, setting, rows in _panels(found):
-        drawn: list[str] = []
-        lines: list[charts.Line] = []
-        rows = [row for row in rows if not _folders(row, setting) <= seen]
-        seen = seen.union(*(_folders(row, setting) for row in rows))
-        for key, title, scale, unit in (*wanted, ("nll", "NLL", 1.0, "nats")):
-            lines = []
-            for row in rows:
-                measured = [_samples(entry, key, scale) for entry in row.entries if entry.column == setting]
-                line = charts.over_seeds(row.label, numbers[row.label], [one for one in measured if one], strong=True)
-                lines += [line] if line is not None else []
-            if lines:
-                chart = charts.lines_chart(lines, title, "draws V", unit, bounded=unit != "nats")
-                drawn.append(f"<figure>{chart}</figure>")
-        if drawn:
-            out.append(f"<h3>{html.escape(f'{table.title}, {setting}')}</h3>\n")
-            out.append(f'<ul class="legend">{charts.legend(lines)}</ul><div class="charts">{"".join(drawn)}</div>\n')
-    return "".join(out)
+def draws(found: Sequence[ResultTable]) -> str:
+    """Figures against the number of draws V, where it was measured: charts for each row, and the tables."""
+    out = ""
+    for place, label in enumerate(row.label for row in found[0].rows) if found else ():
+        drawn = ""
+        for table in found:
+            metric, cells = table.columns[0].metric, table.rows[place].cells
+            by_seed: dict[int, dict[int, float]] = {}
+            for column, cell in zip(table.columns, cells, strict=True):
+                for seed, value in cell.by_seed.items() if cell is not None else ():
+                    by_seed.setdefault(seed, {})[int(column.setting.removeprefix("V="))] = value
+            line = charts.over_seeds(label, SERIES - 1, list(by_seed.values()), strong=True)
+            if line is not None:
+                percent = metric.scale != 1
+                chart = charts.lines_chart([line], metric.title, "draws V", "%" if percent else "", bounded=percent)
+                drawn += f"<figure>{chart}</figure>"
+        out += f'<h3>{html.escape(label)}</h3>\n<div class="charts">{drawn}</div>\n' if drawn else ""
+    return out + _boxes(found) if found else ""
 
 
 def calibration(found: Sequence[ResultTable], shown: Gallery | str) -> str:
@@ -176,17 +171,14 @@ def _panels(found: Sequence[ResultTable]) -> Iterator[tuple[ResultTable, str, li
                 yield table, setting, rows
 
 
-def _folders(row: Row, setting: str) -> set[Path]:
-    return {entry.run.folder for entry in row.entries if entry.column == setting}
-
-
 def _curve(row: Row, setting: str, key: str, numbers: Mapping[str, int]) -> charts.Line | None:
     histories = [
         {record["round"]: 100 * record[key] for record in entry.records if key in record}
         for entry in row.entries
         if entry.column == setting
     ]
-    return charts.over_seeds(row.label, numbers[row.label], histories, strong=row.label == "pFedBayesPT")
+    line = charts.over_seeds(row.label, numbers[row.label], histories, strong=row.label == "pFedBayesPT")
+    return line if line is not None and len(line.x) >= CURVE else None
 
 
 def _by_client(row: Row, setting: str) -> dict[int, float]:
@@ -201,13 +193,6 @@ def _by_client(row: Row, setting: str) -> dict[int, float]:
             for client, value in accuracy.items():
                 found.setdefault(int(client), []).append(100 * value)
     return {client: sum(values) / len(values) for client, values in found.items()}
-
-
-def _samples(entry: Entry, key: str, scale: float) -> dict[int, float]:
-    path = entry.run.folder / "samples.json"
-    if not path.is_file():
-        return {}
-    return {row["samples"]: scale * row[key] for row in read_json(path).get("rows", []) if key in row}
 
 
 def _card(shown: Shown) -> str:

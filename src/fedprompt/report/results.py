@@ -5,20 +5,30 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fedprompt.report.published import SETUP, published
 from fedprompt.report.result_table import ACCURACY, Cell, Column, Metric, ResultTable, Row
-from fedprompt.report.sorting import Entry, Group, column_settings, grouped, row_labels
+from fedprompt.report.sorting import Entry, Group, column_settings, grouped, plain_settings, row_labels
 from fedprompt.runs import Run
 
-__all__ = ["ResultTable", "result_tables"]
+__all__ = ["Heading", "ResultTable", "result_tables"]
 
 FAMILY = ("pfedbayespt", "pfedbayespt-g", "pfedbayespt-d")  # the paper's ablation
 
 
-def result_tables(runs: Sequence[Run], metrics: Sequence[Metric] = ACCURACY) -> list[ResultTable]:
-    """One table for each data set, split and protocol; the ablations get one of their own.
+@dataclass(frozen=True)
+class Heading:
+    """What the runs of a study ask together, and its name in file names."""
+
+    title: str
+    name: str
+
+
+def result_tables(
+    runs: Sequence[Run], metrics: Sequence[Metric] = ACCURACY, heading: Heading | None = None
+) -> list[ResultTable]:
+    """One table for each data set, split and protocol; without a heading the ablations get one of their own.
 
     Rows are methods (or a method's variants, named by what differs), columns are settings such as ``m=6``; each figure
     is a mean over seeds. Runs on the validation split never share a table with runs on test, nor new clients with old.
@@ -29,6 +39,9 @@ def result_tables(runs: Sequence[Run], metrics: Sequence[Metric] = ACCURACY) -> 
         groups.setdefault((entry.data, entry.split, entry.new_clients), []).append(entry)
     tables: list[ResultTable] = []
     for entries in groups.values():
+        if heading is not None:
+            tables.append(_table(entries, metrics, heading=heading))
+            continue
         ablated = [entry for entry in entries if entry.method in FAMILY]
         others = [entry for entry in entries if entry.method not in FAMILY[1:]]
         if {entry.method for entry in ablated} >= {FAMILY[0]} and len({entry.method for entry in ablated}) > 1:
@@ -43,7 +56,9 @@ def result_tables(runs: Sequence[Run], metrics: Sequence[Metric] = ACCURACY) -> 
     return [table for table in tables if table.rows or table.notes]
 
 
-def _table(entries: Sequence[Entry], metrics: Sequence[Metric], kind: str = "") -> ResultTable:
+def _table(
+    entries: Sequence[Entry], metrics: Sequence[Metric], kind: str = "", heading: Heading | None = None
+) -> ResultTable:
     first = entries[0]
     notes = []
     kept, doubles = _without_doubles(entries)
@@ -67,21 +82,30 @@ def _table(entries: Sequence[Entry], metrics: Sequence[Metric], kind: str = "") 
         Row(label, group.method, tuple(line), tuple(group.entries))
         for label, group, line in zip(row_labels(groups), groups, cells, strict=True)
     ]
+    for label, settings in plain_settings(groups).items():
+        told = ", ".join(f"{key}={value}" for key, value in settings.items())
+        notes.append(f"Where not said otherwise, {label} has {told}.")
     for key, values in by_column.items():
         told = ", ".join(f"{values[name].partition('@')[0]} ({name})" for name in sorted(values, key=order.__getitem__))
         notes.append(f"{key} changes with the column: {told}.")
-    notes += _seed_notes(rows, columns) + _absence_notes(kept) + _scale_notes(metrics, kept, cells)
-    title, name = _names(first, metrics, kind)
+    notes += (
+        _seed_notes(rows, columns) + _format_notes(rows) + _absence_notes(kept) + _scale_notes(metrics, kept, cells)
+    )
+    title, name = _names(first, metrics, kind, heading)
     return ResultTable(title, name, tuple(columns), tuple(rows), tuple(notes))
 
 
-def _names(entry: Entry, metrics: Sequence[Metric], kind: str) -> tuple[str, str]:
+def _names(entry: Entry, metrics: Sequence[Metric], kind: str, heading: Heading | None) -> tuple[str, str]:
     """The title of a table and its name in file names."""
-    what = "Ablation" if kind else "Methods"
-    who = ", new clients" if entry.new_clients else ""
+    who = ", new clients" if entry.new_clients and heading is None else ""
+    if heading is None:
+        what = f"{'Ablation' if kind else 'Methods'} on {entry.data_title}"
+    else:
+        what = heading.title if entry.data_title in heading.title else f"{heading.title}: {entry.data_title}"
+        kind = heading.name if heading.name != entry.data else ""
     how = ", calibration" if all(metric.key not in ("average", "worst_local") for metric in metrics) else ""
     where = ", VALIDATION split (not test)" if entry.split == "validation" else ""
-    title = f"{what} on {entry.data_title}{who}{how}{where}"
+    title = f"{what}{who}{how}{where}"
     parts = [entry.data, kind, who, how, "validation" if where else ""]
     return title, "-".join(re.sub(r"[^\w]+", "-", part).strip("-") for part in parts if part).lower()
 
@@ -167,6 +191,19 @@ def _seed_notes(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
             told = "; ".join(f"{', '.join(labels)}: {_numbers(seeds)}" for seeds, labels in by_seeds.items())
             notes.append(f"Seeds differ between the rows of {setting} ({told}).")
     return notes
+
+
+def _format_notes(rows: Sequence[Row]) -> list[str]:
+    """Say where runs were computed in different number formats, as those of two machines may be."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for entry in row.entries:
+            found.setdefault(entry.number_format, {})[row.label] = None
+    found.pop("", None)
+    if len(found) < 2:
+        return []
+    told = "; ".join(f"{name}: {', '.join(labels)}" for name, labels in sorted(found.items()))
+    return [f"Number formats of the backbone differ, and with them the figures of the same seed ({told})."]
 
 
 def _absence_notes(entries: Sequence[Entry]) -> list[str]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedprompt.data.partition import LEVELS
 from fedprompt.errors import UserError
 from fedprompt.evaluation.metrics import mean_of_last
 from fedprompt.methods import methods
@@ -21,12 +22,6 @@ _ELSEWHERE = {
     *("name", "seed", "device", "threads", "method", "data.name", "data.root"),
     *("evaluation.every", "evaluation.batch", "evaluation.split", "training.checkpoint_every"),
     *("backbone.feature_memory", "federation.deadline", "federation.min_clients", "federation.attempts"),
-}
-_COLUMN_KEYS = {
-    "domains": ("m", "domains_per_client"),
-    "shards": ("s", "classes_per_client"),
-    "sgpt_uniform": ("s", "classes_per_client"),
-    "dirichlet": ("alpha", "alpha"),
 }
 # Settings of the partition that only some kinds read.
 _PARTITION_KEYS = {"assign": ("domains",), "min_images": ("dirichlet",)}
@@ -75,17 +70,13 @@ class Entry:
     def column(self) -> str:
         """How the images were dealt out: ``m=6``, ``s=10``, ``alpha=0.5``, ``iid``."""
         partition = self.run.config.partition
-        if partition.kind not in _COLUMN_KEYS:
-            return partition.kind
-        letter, key = _COLUMN_KEYS[partition.kind]
-        marker = " (uniform)" if partition.kind == "sgpt_uniform" else ""
-        return f"{letter}={getattr(partition, key):g}{marker}"
+        return partition.level + (" (uniform)" if partition.kind == "sgpt_uniform" else "")
 
     @property
     def column_order(self) -> tuple[str, float]:
         """Sorts columns by their kind, then by their number."""
         partition = self.run.config.partition
-        key = _COLUMN_KEYS.get(partition.kind, ("", ""))[1]
+        key = LEVELS.get(partition.kind, ("", ""))[1]
         return partition.kind, float(getattr(partition, key, 0))
 
     @cached_property
@@ -96,8 +87,8 @@ class Entry:
     def _tree(self) -> dict[str, Any]:
         tree = self.run.config.resolved()
         kind = tree["partition"]["kind"]
-        own = _COLUMN_KEYS.get(kind, ("", ""))[1]
-        foreign = {key for _, key in _COLUMN_KEYS.values()} | {
+        own = LEVELS.get(kind, ("", ""))[1]
+        foreign = {key for _, key in LEVELS.values()} | {
             key for key, kinds in _PARTITION_KEYS.items() if kind not in kinds
         }
         tree["partition"] = {
@@ -110,10 +101,18 @@ class Entry:
         return tree
 
     def _checksum(self) -> str:
+        return "@" + self._about("backbone")[:8]
+
+    @property
+    def number_format(self) -> str:
+        """The numbers of the backbone, as in ``bfloat16``: with ``auto`` they are the machine's choice."""
+        return self._about("precision")
+
+    def _about(self, key: str) -> str:
         try:
-            return "@" + str(self.run.about["backbone"])[:8]
+            return str(self.run.about[key])
         except (UserError, KeyError):
-            return "@"  # stopped before it was written
+            return ""  # stopped before it was written
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
@@ -184,15 +183,31 @@ def column_settings(entries: Sequence[Entry]) -> dict[str, dict[str, str]]:
     return {key: by_column for key, by_column in single.items() if len(set(by_column.values())) > 1}
 
 
+def plain_settings(groups: Sequence[Group]) -> dict[str, dict[str, str]]:
+    """What a row has that is named by its method's title alone, though the method has others; by title."""
+    found = {}
+    for rows, centre in _by_method(groups).values():
+        if centre is not None:
+            keys = [key for key in centre.settings if _differs(key, centre, rows)]
+            found[centre.title] = {_short(key, keys): centre.settings[key] for key in keys}
+    return found
+
+
 def row_labels(groups: Sequence[Group]) -> list[str]:
-    """The name of each row: the method's title, and the settings that set it apart from the others."""
+    """The name of each row: the method's title, and the settings that set it apart from the others.
+
+    Where each row of a method changes one thing in the same row, it is named by that, and the row in the middle by the
+    title alone; what that one has tells :func:`plain_settings`.
+    """
     labels = []
     named = {group.settings.get("backbone.weights", "") for group in groups}
     plain = len({name.rpartition("@")[0] for name in named}) == len(
         named
     )  # the checksum is not needed to tell them apart
+    by_method = _by_method(groups)
     for group in groups:
-        same_method = [other for other in groups if other.method == group.method]
+        rows, centre = by_method[group.method]
+        same_method = rows if centre is None else [centre]
         differing = [
             key
             for key in group.settings
@@ -217,6 +232,23 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
+
+
+def _by_method(groups: Sequence[Group]) -> dict[str, tuple[list[Group], Group | None]]:
+    """The rows of each method, and the one in their middle if there is such a row."""
+    rows: dict[str, list[Group]] = {}
+    for group in groups:
+        rows.setdefault(group.method, []).append(group)
+    return {method: (own, _centre(own)) for method, own in rows.items()}
+
+
+def _centre(rows: Sequence[Group]) -> Group | None:
+    """The row of a method from which every other differs in one setting, if these are not all the same one."""
+    for row in rows:
+        apart = [[key for key in row.settings if _differs(key, row, [other])] for other in rows]
+        if all(len(keys) <= 1 for keys in apart) and len({key for keys in apart for key in keys}) > 1:
+            return row
+    return None
 
 
 def _differs(key: str, group: Group, others: Sequence[Group]) -> bool:

@@ -38,7 +38,7 @@ def write_report(report: Report, path: Path, *, force: bool = False) -> list[Pat
 def _contents(report: Report, suffix: str) -> dict[str, bytes]:
     """The bytes of each file, under what follows the stem in its name."""
     found = {suffix: page(report).encode(), ".md": report.to_markdown().encode()}
-    for table in (*report.tables, *report.calibration):
+    for table in report.all_tables:
         if not table.rows:
             continue
         name, number = f"-{table.name}", 1

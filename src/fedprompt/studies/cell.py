@@ -12,12 +12,6 @@ from fedprompt.methods import methods
 from fedprompt.runs import fingerprint
 
 KEY_LENGTH = 12  # hexadecimal digits; a store holds thousands of cells, not millions
-_COLUMNS = {
-    "domains": ("m", "domains_per_client"),
-    "shards": ("s", "classes_per_client"),
-    "sgpt_uniform": ("s", "classes_per_client"),
-    "dirichlet": ("alpha", "alpha"),
-}
 
 
 @dataclass(frozen=True)
@@ -35,11 +29,7 @@ class Cell:
     @property
     def column(self) -> str:
         """How the images are dealt out, as in ``m=6``."""
-        partition = self.config.partition
-        if partition.kind not in _COLUMNS:
-            return partition.kind
-        symbol, key = _COLUMNS[partition.kind]
-        return f"{symbol}={getattr(partition, key):g}"
+        return self.config.partition.level
 
     @property
     def trial(self) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedprompt.errors import UserError
-from fedprompt.report.result_table import ACCURACY, CALIBRATION, Column, Metric, ResultTable, Row
-from fedprompt.report.result_table import Cell as Figure
-from fedprompt.report.results import result_tables
+from fedprompt.report.draws import draws_tables
+from fedprompt.report.result_table import ACCURACY, Metric, ResultTable
+from fedprompt.report.results import Heading, result_tables
 from fedprompt.run_folder import read_json
 from fedprompt.runs import Run
 from fedprompt.studies.cell import Cell
@@ -60,38 +60,14 @@ def finished(
     return Store(out).runs(planned(name, scale, on, out=out, changes=changes))
 
 
-def tables(name: str | Path, runs: Sequence[Run]) -> list[ResultTable]:
+def tables(name: str | Path, runs: Sequence[Run], metrics: Sequence[Metric] = ACCURACY) -> list[ResultTable]:
     """A study's tables from the runs that are there."""
-    return samples_tables(runs) if read_study(name).samples else result_tables(runs)
+    return draws_tables(runs) if read_study(name).samples else result_tables(runs, metrics, heading(name))
 
 
-def samples_tables(runs: Sequence[Run]) -> list[ResultTable]:
-    """Figures against the number of prompt draws: a table for each metric, from the samples.json of the runs."""
-    measured = [(run, read_json(run.folder / "samples.json")) for run in runs]
-    counts = sorted({row["samples"] for _, content in measured for row in content["rows"]})
-    return [_by_samples(measured, metric, counts) for metric in (*ACCURACY, *CALIBRATION) if measured]
-
-
-def _by_samples(measured: Sequence[tuple[Run, dict[str, Any]]], metric: Metric, counts: Sequence[int]) -> ResultTable:
-    values: dict[tuple[str, str], dict[int, dict[int, float]]] = {}  # by label and method, draws, seed
-    for run, content in measured:
-        cell = Cell(run.config)
-        label = cell.title.rpartition(", seed")[0]
-        for row in content["rows"]:
-            figures = values.setdefault((label, run.config.method), {}).setdefault(row["samples"], {})
-            figures[run.config.seed] = metric.scale * row[metric.key]
-    rows = tuple(
-        Row(
-            label,
-            method,
-            tuple(Figure(by_count[count], metric.decimals) if count in by_count else None for count in counts),
-        )
-        for (label, method), by_count in values.items()
-    )
-    columns = tuple(Column(f"V={count}", metric) for count in counts)
-    rounds = sorted({content["round"] for _, content in measured})
-    note = f"After round {' or '.join(map(str, rounds))}; the first V of {counts[-1]} prompt draws, averaged."
-    return ResultTable(f"{metric.title} against the draws V", f"samples-{metric.key}", columns, rows, (note,))
+def heading(name: str | Path) -> Heading:
+    """What stands over a study's tables."""
+    return Heading(read_study(name).title, Path(name).stem)
 
 
 def code_notes(runs: Sequence[Run]) -> list[str]:

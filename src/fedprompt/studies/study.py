@@ -156,6 +156,8 @@ def load_study(
     own = Path(name).stem
     if scale not in SCALES:
         raise UserError(f"There is no scale {scale!r}; there are {' and '.join(SCALES)}.")
+    if definition.setup is not None and own not in definition.on:
+        raise UserError(f"The table [setup] of the study {own!r} is of no use: [on] does not name {own!r}.")
     wanted = tuple(on) if on else definition.default_on or tuple(definition.on)
     setups = {}
     for data in wanted:
