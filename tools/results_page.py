@@ -118,12 +118,13 @@ def _by_prompt() -> dict[str, dict[str, dict[str, dict[int, float]]]]:
     return figures
 
 
-def tuning(data: str, start: str = "") -> str:
+def tuning(data: str, *wanted: str) -> str:
     """All trials of each method on a data set, on validation images, the best first.
 
-    With ``start`` those whose prompts start so, and else those whose prompts start as the preset says.
+    ``wanted`` are settings such as ``data.validation=0.7``: trials that have another value are left out.
     """
-    chosen = [run for run in trials(data) if _start(run) == (start or "blank")]
+    pairs = [pair.split("=") for pair in wanted]
+    chosen = [run for run in trials(data) if all(_setting(run, key) == value for key, value in pairs)]
     return _markdown([_best_first(_with_means(table)) for table in result_tables(chosen)])
 
 
@@ -221,9 +222,11 @@ def _bold(cell: Cell | None) -> str:
     return "-" if cell is None else f"**{cell.text}**" if cell.best else cell.text
 
 
-def _start(run: Run) -> str:
-    """How the prompts of a run start; those of a method without prompts as the preset's."""
-    return str(run.config.resolved()["methods"][run.config.method].get("prompt_start", "blank"))
+def _setting(run: Run, key: str) -> str:
+    value = run.config.resolved()
+    for part in key.split("."):
+        value = value[part]
+    return str(value)
 
 
 def _is_trial(run: Run) -> bool:

@@ -68,7 +68,9 @@ def test_runs_of_two_number_formats_in_one_table_are_named(folder_of):
         (run.folder / "about.json").write_text(json.dumps({"backbone": "0" * 64, "precision": name}))
     (table,) = result_tables(runs)
     (note,) = [note for note in table.notes if "Number formats" in note]
-    assert "(bfloat16: Head-Tune, FedVPT; float32: FedVPT)" in note
+    assert "(Head-Tune: bfloat16; FedVPT: bfloat16 and float32)" in note
+    (table,) = result_tables(runs[2:])
+    assert any("(FedVPT: bfloat16 and float32)" in note for note in table.notes)
     (table,) = result_tables(runs[:3])
     assert not any("Number formats" in note for note in table.notes)
 
@@ -226,6 +228,9 @@ def test_different_seeds_in_a_column_are_said(folder_of):
     runs = [folder_of("digits6", "head-tune", seed) for seed in (0, 1)] + [folder_of("digits6", "fedvpt", 0)]
     (table,) = result_tables(runs)
     assert "Seeds differ between the rows of m=6 (Head-Tune: seeds 0, 1; FedVPT: seed 0)." in table.notes
+    more = [folder_of("digits6", method, seed) for method in ("fedvpt-d", "pfedpg") for seed in (0, 1)]
+    (table,) = result_tables([*more, *runs])
+    assert "Seeds differ between the rows of m=6 (FedVPT: seed 0; the other rows: seeds 0, 1)." in table.notes
     (table,) = result_tables([*runs[1:2], folder_of("digits6", "fedvpt", 1)])
     assert not any("Seeds differ" in note for note in table.notes)
 

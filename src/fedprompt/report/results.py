@@ -182,28 +182,33 @@ def _seed_notes(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     notes = []
     for setting in dict.fromkeys(column.setting for column in columns):
         place = next(i for i, column in enumerate(columns) if column.setting == setting)
-        by_seeds: dict[tuple[int, ...], list[str]] = {}
-        for row in rows:
-            cell = row.cells[place]
-            if cell is not None:
-                by_seeds.setdefault(tuple(cell.by_seed), []).append(row.label)
-        if len(by_seeds) > 1:
-            told = "; ".join(f"{', '.join(labels)}: {_numbers(seeds)}" for seeds, labels in by_seeds.items())
-            notes.append(f"Seeds differ between the rows of {setting} ({told}).")
+        cells = {row.label: cell for row in rows if (cell := row.cells[place]) is not None}
+        seeds = {label: _numbers(tuple(cell.by_seed)) for label, cell in cells.items()}
+        if len(set(seeds.values())) > 1:
+            notes.append(f"Seeds differ between the rows of {setting} ({_by_kind(seeds)}).")
     return notes
 
 
 def _format_notes(rows: Sequence[Row]) -> list[str]:
     """Say where runs were computed in different number formats, as those of two machines may be."""
-    found: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for entry in row.entries:
-            found.setdefault(entry.number_format, {})[row.label] = None
-    found.pop("", None)
-    if len(found) < 2:
+    found = {row.label: sorted({entry.number_format for entry in row.entries} - {""}) for row in rows}
+    if len({name for formats in found.values() for name in formats}) < 2:
         return []
-    told = "; ".join(f"{name}: {', '.join(labels)}" for name, labels in sorted(found.items()))
+    told = _by_kind({label: " and ".join(formats) for label, formats in found.items() if formats})
     return [f"Number formats of the backbone differ, and with them the figures of the same seed ({told})."]
+
+
+def _by_kind(kinds: Mapping[str, str]) -> str:
+    """Which rows are of which kind. Most are often of one, and these are not named one by one."""
+    labels: dict[str, list[str]] = {}
+    for label, kind in kinds.items():
+        labels.setdefault(kind, []).append(label)
+    told = {kind: ", ".join(own) for kind, own in labels.items()}
+    most = max(labels, key=lambda kind: len(labels[kind]))
+    if len(labels) > 1 and len(labels[most]) > 2:
+        told[most] = "the other rows"
+        told[most] = told.pop(most)  # behind those that it is the others of
+    return "; ".join(f"{rows}: {kind}" for kind, rows in told.items())
 
 
 def _absence_notes(entries: Sequence[Entry]) -> list[str]:
