@@ -107,6 +107,11 @@ class Method:
         )
         momentum: NonNegativeFloat = Field(0.9, lt=1, description="of SGD; restarted each round")
         weight_decay: NonNegativeFloat = Field(0.0, description="of SGD, on all that is trained")
+        step_limit: PositiveFloat | None = Field(
+            None,
+            description="the longest step of a prompt token, as a share of the token's length; by default any. "
+            "LayerNorm sees directions alone: a step longer than its token leaves nothing of it",
+        )
         head: Literal["local", "global", "local_plus_mean"] = Field(
             "local",
             description="local: stays with its client; global: aggregated; local_plus_mean: local, and the server also "
@@ -200,6 +205,10 @@ class Method:
         if name == "prompt" and settings.prompt_learning_rate is not None:
             return settings.prompt_learning_rate
         return settings.learning_rate
+
+    def step_limit(self, name: str) -> float | None:
+        """The longest step of one row of a tensor, as a share of the row's length; None for any."""
+        return self.settings.step_limit if name.endswith("prompt") else None
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """What local training minimises, as a mean over the batch."""

@@ -133,6 +133,10 @@ class PFedBayesPT(Method):
             return self.settings.encoder_learning_rate
         return super().learning_rate(name)
 
+    def step_limit(self, name: str) -> float | None:
+        """The encoder's gain is a number for each channel too, and one that runs away takes the prompt with it."""
+        return super().step_limit("prompt" if name == encoder.NORM + "weight" else name)
+
     # The prompt of an image
 
     def masks(self, draws: int, batch: Batch, generator: torch.Generator) -> Tensor | None:

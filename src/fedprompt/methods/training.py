@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fedprompt.backbone.cache import ClientData, KnownFeatures
 from fedprompt.config import TrainingSettings
@@ -86,6 +87,24 @@ def _run_stage(
                     velocity[name].mul_(settings.momentum).add_(gradient)
                     if settings.weight_decay:
                         velocity[name].add_(params[name], alpha=settings.weight_decay)
-                    params[name] += method.step(name, -rates[name] * velocity[name], context)
+                    step = method.step(name, -rates[name] * velocity[name], context)
+                    if (limit := method.step_limit(name)) is not None:
+                        kept = within(step, params[name], limit)
+                        step, velocity[name] = step * kept, velocity[name] * kept  # or the next steps make up for it
+                    params[name] += step
             context.log("loss", loss)
             on_step()
+
+
+def within(step: Tensor, tensor: Tensor, limit: float) -> Tensor:
+    """What to multiply each row of a step with so that it is at most ``limit`` times as long as the row it changes.
+
+    A row of zeros, which has no direction yet, may go anywhere.
+
+    >>> step = torch.tensor([[3.0, 4.0], [0.3, 0.4], [3.0, 4.0]])
+    >>> within(step, torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]), 0.5).squeeze()
+    tensor([0.1000, 1.0000, 1.0000])
+    """
+    longest = limit * tensor.norm(dim=-1, keepdim=True)
+    length = step.norm(dim=-1, keepdim=True)
+    return torch.where((length > longest) & (longest > 0), longest / length, 1.0)
