@@ -50,7 +50,8 @@ def test_the_tables_of_results_come_from_the_records():
 )
 def test_a_number_that_no_record_gives_is_found(tmp_path, wrong, old, new):
     """The tool reads the page and the records beside itself, so a copy of both is a repository to it."""
-    for name in ("tools/results_page.py", "results/tuning.md", "results/report/report.md", "README.md"):
+    own = ("tuning.md", "prompt-starts.json", "report/report.md")
+    for name in ("tools/results_page.py", "README.md", *(f"results/{name}" for name in own)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((REPOSITORY / name).read_bytes())
     for name in ("cells", "plans"):
@@ -100,3 +101,21 @@ def test_another_image_is_never_the_image_itself():
         other = another(count, torch_generator(0, count))
         assert sorted(other.tolist()) == list(range(count))
         assert (other != torch.arange(count)).all()
+
+
+def test_tokens_of_one_direction_count_once_however_long_they_are():
+    different = module(REPOSITORY / "tools" / "prompt_starts.py").different
+    basis = torch.eye(4)
+    assert different(basis) == pytest.approx(4)
+    assert different(basis[[0, 0, 0]] * torch.tensor([[1.0], [2.0], [30.0]])) == pytest.approx(1)
+    assert different(basis[[0, 0, 1, 1]]) == pytest.approx(2)
+
+
+def test_before_training_prompts_of_each_start_are_looked_at(tiny_backbone):
+    backbone = tiny_backbone
+    shape = backbone.vit.shape
+    images = backbone.vit.embed(torch.randn(3, 3, shape.image, shape.image))
+    found = module(REPOSITORY / "tools" / "prompt_starts.py").by_start(backbone, images)
+    assert list(found) == ["uniform", "blank", "tokens"]
+    assert all(len(one["rms"]) == len(one["different"]) == shape.depth for one in found.values())
+    assert found["blank"]["different"] < found["uniform"]["different"]

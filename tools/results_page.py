@@ -118,13 +118,24 @@ def _by_prompt() -> dict[str, dict[str, dict[str, dict[int, float]]]]:
     return figures
 
 
+def prompt_starts() -> str:
+    """What tools/prompt_starts.py has measured of prompts before training."""
+    rows = []
+    for start, found in json.loads((RESULTS / "prompt-starts.json").read_text("utf-8")).items():
+        ranges = (f"{min(found[key]):.2g} to {max(found[key]):.2g}" for key in ("different", "rms"))
+        rows.append([f"`{start}`", f"{found['cosine']:.2f}", *ranges])
+    heads = ["start", "cosine of the feature with and without", "different tokens of ten, by layer", "rms, by layer"]
+    return _plain_table(heads, rows)
+
+
 def tuning(data: str, *wanted: str) -> str:
     """All trials of each method on a data set, on validation images, the best first.
 
-    ``wanted`` are settings such as ``data.validation=0.7``: trials that have another value are left out.
+    ``wanted`` are settings such as ``data.validation=0.7``, or of the method such as ``step_limit=0.1``: trials that
+    have another value are left out. ``step_limit=`` are those without one, ``step_limit=*`` those with any.
     """
     pairs = [pair.split("=") for pair in wanted]
-    chosen = [run for run in trials(data) if all(_setting(run, key) == value for key, value in pairs)]
+    chosen = [run for run in trials(data) if all(_has(run, key, value) for key, value in pairs)]
     return _markdown([_best_first(_with_means(table)) for table in result_tables(chosen)])
 
 
@@ -140,7 +151,18 @@ def paper_new_clients(data: str, *columns: str) -> str:
 
 KINDS: dict[str, Callable[..., str]] = {
     kind.__name__: kind
-    for kind in (accuracy, averages, lead, calibration, samples, own_prompts, tuning, paper, paper_new_clients)
+    for kind in (
+        accuracy,
+        averages,
+        lead,
+        calibration,
+        samples,
+        own_prompts,
+        prompt_starts,
+        tuning,
+        paper,
+        paper_new_clients,
+    )
 }
 
 
@@ -222,11 +244,12 @@ def _bold(cell: Cell | None) -> str:
     return "-" if cell is None else f"**{cell.text}**" if cell.best else cell.text
 
 
-def _setting(run: Run, key: str) -> str:
+def _has(run: Run, key: str, wanted: str) -> bool:
+    """Whether a run has this value of a setting, or of one of its method's."""
     value = run.config.resolved()
-    for part in key.split("."):
-        value = value[part]
-    return str(value)
+    for part in key.split(".") if "." in key else ("methods", run.config.method, key):
+        value = value.get(part, "")
+    return bool(value) if wanted == "*" else str(value) == wanted
 
 
 def _is_trial(run: Run) -> bool:
