@@ -72,6 +72,7 @@ def _run_stage(
     velocity = {name: torch.zeros_like(params[name]) for name in trained}
     settings, share = method.settings, schedule.share(context.round)
     rates = {name: method.learning_rate(name) * (share if name in context.received else 1.0) for name in trained}
+    limits = {name: method.step_limit(name) for name in trained}
     for epoch in range(stage.epochs * schedule.epochs):
         address = ("order", context.round, context.client, context.stage, epoch)
         order = torch.randperm(len(data), generator=torch_generator(seed, *address))
@@ -88,7 +89,7 @@ def _run_stage(
                     if settings.weight_decay:
                         velocity[name].add_(params[name], alpha=settings.weight_decay)
                     step = method.step(name, -rates[name] * velocity[name], context)
-                    if (limit := method.step_limit(name)) is not None:
+                    if (limit := limits[name]) is not None:
                         kept = within(step, params[name], limit)
                         step, velocity[name] = step * kept, velocity[name] * kept  # or the next steps make up for it
                     params[name] += step

@@ -206,8 +206,8 @@ def _by_kind(kinds: Mapping[str, str]) -> str:
     told = {kind: ", ".join(own) for kind, own in labels.items()}
     most = max(labels, key=lambda kind: len(labels[kind]))
     if len(labels) > 1 and len(labels[most]) > 2:
-        told[most] = "the other rows"
-        told[most] = told.pop(most)  # behind those that it is the others of
+        del told[most]
+        told[most] = "the other rows"  # behind those that it is the others of
     return "; ".join(f"{rows}: {kind}" for kind, rows in told.items())
 
 
