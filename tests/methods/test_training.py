@@ -1,5 +1,7 @@
 """The training loop: what a schedule and a limit do to the steps."""
 
+import tomllib
+
 import pytest
 import torch
 
@@ -100,6 +102,13 @@ def test_what_is_cut_from_a_step_is_not_made_up_for_by_momentum(tiny_backbone, d
     method = Once(settings, Task(tiny_backbone, 3, 2))
     moved = shares(method, steps(method, data, Schedule(8, 8), 1))["prompt"]
     assert 0.2 < moved.max() <= 1.001 * sum(0.1 * 0.9**number for number in range(8))
+
+
+def test_a_settings_file_can_lift_the_limit_of_a_preset():
+    """TOML has no word for nothing; the run is then the same as one that never had a limit."""
+    lifted = tomllib.loads("step_limit = inf")
+    for method in methods().values():
+        assert method.Settings(**lifted) == method.Settings()
 
 
 def test_a_token_of_zeros_may_go_anywhere(tiny_backbone, data):

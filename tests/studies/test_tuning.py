@@ -1,6 +1,7 @@
 """Settings are chosen on validation images, within the same number of trials for every method."""
 
 import json
+import math
 import shutil
 import tomllib
 from dataclasses import replace
@@ -122,7 +123,7 @@ def test_a_data_set_may_have_its_own_tries(little):
 
 def test_the_winner_is_the_best_on_average_over_the_seeds(little, tmp_path):
     grids = GridSettings(trials=9)
-    values = {"learning_rate": [1e-9, 0.1]}
+    values = {"learning_rate": [1e-9, 0.1], "step_limit": [math.inf]}
     (trials,) = plan_trials(little, grids, wanted=["head-tune"], grid=values, seeds=[0, 1])
     assert len(trials.cells) == 4
     store = Store(tmp_path)
@@ -132,7 +133,9 @@ def test_the_winner_is_the_best_on_average_over_the_seeds(little, tmp_path):
         trials.winner(store)
     for cell in trials.cells:
         assert do_cell(store, cell, digest).kind == "done"
-    assert trials.winner(store) == {"learning_rate": 0.1}
-    found = trials.to_json(store)
+    assert trials.winner(store) == {"learning_rate": 0.1, "step_limit": math.inf}
+    assert tomllib.loads(trials.to_toml(store))["methods"]["head-tune"]["step_limit"] == math.inf
+    found = json.loads(json.dumps(trials.to_json(store), allow_nan=False))
+    assert found["winner"] == found["ranking"][0]["settings"] == {"learning_rate": 0.1, "step_limit": None}
     assert (found["trials"], found["runs"], [row["runs"] for row in found["ranking"]]) == (2, 4, [2, 2])
     assert [row["runs"] for row in trials.ranking(store)] == [2, 2]

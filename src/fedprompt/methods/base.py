@@ -11,12 +11,13 @@ State is explicit: flat dicts of named tensors in three groups.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, field_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -109,7 +110,7 @@ class Method:
         weight_decay: NonNegativeFloat = Field(0.0, description="of SGD, on all that is trained")
         step_limit: PositiveFloat | None = Field(
             None,
-            description="the longest step of a prompt token, as a share of the token's length; by default any. "
+            description="the longest step of a prompt token, as a share of the token's length; by default any (inf). "
             "LayerNorm sees directions alone: a step longer than its token leaves nothing of it",
         )
         head: Literal["local", "global", "local_plus_mean"] = Field(
@@ -123,6 +124,12 @@ class Method:
         new_head: Literal["mean", "fresh"] = Field(
             "mean", description="what a new client's head starts from; mean where the server has one"
         )
+
+        @field_validator("step_limit")
+        @classmethod
+        def _no_limit(cls, limit: float | None) -> float | None:
+            """A file that lifts the limit of another cannot say None, and TOML has a word for it."""
+            return None if limit == math.inf else limit
 
     settings: Settings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -109,8 +110,8 @@ class Trials:
             "possible": self.possible,
             "trials": len(self.tried) if self.cells else 0,
             "runs": len(self.cells),
-            "ranking": self.ranking(store),
-            "winner": self.winner(store),
+            "ranking": [{**row, "settings": _finite(row["settings"])} for row in self.ranking(store)],
+            "winner": _finite(self.winner(store)),
         }
 
     def to_toml(self, store: Store) -> str:
@@ -123,6 +124,11 @@ class Trials:
         if {**said, **own}:
             lines.append(to_toml({"methods": {self.method: {**said, **own}}}))
         return "\n".join(lines) + "\n"
+
+
+def _finite(choice: Choice) -> Choice:
+    """JSON has no infinity: a limit that is lifted is null there."""
+    return {name: None if value == math.inf else value for name, value in choice.items()}
 
 
 def plan_trials(
