@@ -106,11 +106,12 @@ PROMPTS = {
 
 
 def _by_prompt() -> dict[str, dict[str, dict[str, dict[int, float]]]]:
-    """What tools/own_prompts.py has measured, by data set and column, kind of prompt, figure and seed, in %."""
+    """What tools/own_prompts.py has measured, by data set, column and start, kind of prompt, figure and seed, in %."""
     figures: dict[str, dict[str, dict[str, dict[int, float]]]] = {}
     for name, measured in json.loads((RESULTS / "own-prompts.json").read_text("utf-8")).items():
         cell = StudyCell(load_run(RESULTS / "cells" / name).config)
-        label = cell.title.rpartition(", seed")[0].partition(", ")[2]
+        start = cell.config.resolved()["methods"]["pfedbayespt"]["prompt_start"]
+        label = f"{cell.title.rpartition(', seed')[0].partition(', ')[2]} from {start}"
         for kind, found in measured["prompts"].items():
             for key, value in found.items():
                 kinds = figures.setdefault(label, {}).setdefault(kind, {})
@@ -136,7 +137,7 @@ def tuning(data: str, *wanted: str) -> str:
     """
     pairs = [pair.split("=") for pair in wanted]
     chosen = [run for run in trials(data) if all(_has(run, key, value) for key, value in pairs)]
-    return _markdown([_best_first(_with_means(table)) for table in result_tables(chosen)])
+    return _markdown([_few_words(_best_first(_with_means(table))) for table in result_tables(chosen)])
 
 
 def paper(data: str, *columns: str) -> str:
@@ -230,6 +231,11 @@ def _best_first(table: ResultTable) -> ResultTable:
         return order.index(row.method), -row.cells[0].mean if row.cells[0] else 0.0
 
     return replace(table, rows=tuple(sorted(table.rows, key=place)))
+
+
+def _few_words(table: ResultTable) -> ResultTable:
+    """Without the names of all rows that have more seeds: a spread stands beside the figures of those."""
+    return replace(table, notes=tuple(note for note in table.notes if not note.startswith("Seeds differ")))
 
 
 def _tables(study: str, on: Sequence[str], metrics: Sequence[Metric] = ACCURACY) -> list[ResultTable]:

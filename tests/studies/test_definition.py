@@ -35,7 +35,7 @@ def test_the_grid_is_that_of_the_papers_table(name, columns, methods):
     [
         ("domainnet", None, 6 * 8 * 3),  # both variants of FedPR have a row where nothing is tuned
         ("cifar100", None, 5 * 8 * 3),
-        ("pacs", None, 4 * 8 * 3),
+        ("pacs", None, 4 * 7 * 3),  # where only one of them is left
         ("digits6", None, 6 * 8 * 3),
         ("new-clients", ["digits6"], 2 * 8 * 3),
         ("ablation", ["digits6"], 3 * 3),
@@ -212,12 +212,12 @@ def test_studies_are_listed_with_those_that_define_data_first():
 
 
 def test_a_trial_may_set_aside_more_images_without_training_on_more():
-    """So that a difference of a point shows, while what is tuned is tuned for as many images as in the table."""
+    """So that a difference of a point shows, and what is tuned is tuned for as many images as in the table."""
     for name in ("pacs", "cifar100"):
         study = load_study(name, "cpu")
         cell, trial = study.cells([0])[0].config.data, study.trials(name, "fedvpt", {}, [0])[0].config.data
-        assert trial.train_per_domain * trial.validation >= 400
-        assert trial.train_per_domain * (1 - trial.validation) <= cell.train_per_domain
+        assert trial.train_per_domain * trial.validation >= 300
+        assert trial.train_per_domain * (1 - trial.validation) == cell.train_per_domain
     assert load_study("cifar100", "paper").trials("cifar100", "fedvpt", {}, [0])[0].config.data.validation == 0.2
 
 
