@@ -1,6 +1,7 @@
 """What the pages of results say is what the records beside it hold."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,12 @@ def made_table(rows):
 def test_the_tables_of_results_come_from_the_records():
     done = subprocess.run([sys.executable, str(TOOL), "--check"], capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_report_names_no_folder_of_the_machine_that_made_it():
+    page = (REPOSITORY / "results" / "report" / "report.html").read_text("utf-8")
+    assert "fedprompt run pacs " in page
+    assert not re.search(r"fedprompt run (?=/|\S*[\\:])", page)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import shutil
 import statistics
@@ -295,7 +296,7 @@ def rendered(page: str) -> str:
 def told() -> Report:
     """The report about all studies, as the command in it makes it; records have no tensors, so it shows no images."""
     command = f"fedprompt report {' '.join(REPORTED)} --studies results --no-gallery -o {REPORT.name}"
-    return describe(collect(REPORTED, RESULTS), "", command)
+    return describe(collect(REPORTED, RESULTS.relative_to(Path.cwd())), "", command)
 
 
 def samples_picture(runs: list[Run]) -> Figure:
@@ -325,6 +326,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is another")
     check = parser.parse_args().check
+    os.chdir(RESULTS.parent)  # the report names folders as somebody in the repository would
     for path in PAGES:
         before = path.read_text("utf-8")
         after = rendered(before)

@@ -1,6 +1,7 @@
 """The page and the files beside it: self-contained, harmless, the same for the same runs, never over another file."""
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -280,6 +281,13 @@ def test_the_command_that_is_shown_makes_the_same_run_again(folder_of, changes):
     chosen = {key: given[key] for key in ("method", "seed") if given[key] is not None}
     again = load_config(given["preset"], parse_assignments(given["change"] or []) | chosen)
     assert fingerprint(again) == fingerprint(run.config)
+
+
+def test_the_command_lifts_a_limit_that_the_preset_has_and_the_run_has_not(folder_of):
+    run = folder_of("pacs", "fedvpt-d", 0, changes={"methods.fedvpt-d.step_limit": math.inf})
+    words = provenance.shlex.split(provenance.command(run))
+    assert words[2] == "pacs"
+    assert words[-1] == "methods.fedvpt-d.step_limit=inf"
 
 
 def test_settings_that_differ_come_apart_from_those_that_do_not(runs):

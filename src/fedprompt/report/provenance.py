@@ -61,7 +61,10 @@ def _from_preset(config: Config) -> list[str]:
     ignored = ("device", "threads")
     changed = {key: value for key, value in after.items() if before.get(key) != value and key not in ignored}
     words = ["fedprompt", "run", config.name, "--method", config.method, "--seed", str(config.seed)]
-    assignments = [f"{key}={_toml(value)}" for key, value in changed.items()]
+    lifted = [
+        f"{key}=inf" for key in before if key not in after
+    ]  # a limit of the preset; below it shows whether it is one
+    assignments = [*(f"{key}={_toml(value)}" for key, value in changed.items()), *lifted]
     changes: dict[str, Any] = {"method": config.method, "seed": config.seed, **parse_assignments(assignments)}
     try:
         again = load_config(config.name, changes)
