@@ -133,11 +133,10 @@ def prompt_starts() -> str:
 def tuning(data: str, *wanted: str) -> str:
     """All trials of each method on a data set, on validation images, the best first.
 
-    ``wanted`` are settings such as ``data.validation=0.7``, or of the method such as ``step_limit=0.1``: trials that
-    have another value are left out. ``step_limit=`` are those without one, ``step_limit=*`` those with any.
+    ``wanted`` are settings such as ``data.validation=0.7``: trials that have another value are left out.
     """
     pairs = [pair.split("=") for pair in wanted]
-    chosen = [run for run in trials(data) if all(_has(run, key, value) for key, value in pairs)]
+    chosen = [run for run in trials(data) if all(_setting(run, key) == value for key, value in pairs)]
     return _markdown([_few_words(_best_first(_with_means(table))) for table in result_tables(chosen)])
 
 
@@ -251,12 +250,11 @@ def _bold(cell: Cell | None) -> str:
     return "-" if cell is None else f"**{cell.text}**" if cell.best else cell.text
 
 
-def _has(run: Run, key: str, wanted: str) -> bool:
-    """Whether a run has this value of a setting, or of one of its method's."""
+def _setting(run: Run, key: str) -> str:
     value = run.config.resolved()
-    for part in key.split(".") if "." in key else ("methods", run.config.method, key):
-        value = value.get(part, "")
-    return bool(value) if wanted == "*" else str(value) == wanted
+    for part in key.split("."):
+        value = value[part]
+    return str(value)
 
 
 def _is_trial(run: Run) -> bool:
@@ -296,7 +294,7 @@ def rendered(page: str) -> str:
 def told() -> Report:
     """The report about all studies, as the command in it makes it; records have no tensors, so it shows no images."""
     command = f"fedprompt report {' '.join(REPORTED)} --studies results --no-gallery -o {REPORT.name}"
-    return describe(collect(REPORTED, RESULTS.relative_to(Path.cwd())), "", command)
+    return describe(collect(REPORTED, Path(RESULTS.name)), "", command)
 
 
 def samples_picture(runs: list[Run]) -> Figure:
